@@ -1,0 +1,304 @@
+"""What a value of a training file may be, and which values go together.
+
+Each check says what clashes, why that would hurt, and what to write instead. Nothing here reads files or trains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from . import config_keys as keys
+
+if TYPE_CHECKING:
+    from .config import TrainConfig
+
+SEVEN_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""praisonai-train's default targets; PEFT takes ``layers_to_transform`` with a list of names only."""
+
+_BATCH_KEYS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_generations",
+    "steps_per_generation",
+    "generation_batch_size",
+)
+
+
+def _number(value: Any) -> Any:
+    """A number written as text becomes one (YAML 1.1 reads ``2e-4`` as text); true and false are no numbers."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("float_type", "Input should be a number")
+    for parse in (int, float) if isinstance(value, str) else ():
+        try:
+            return parse(value)
+        except ValueError:
+            continue
+    return value
+
+
+def _switch(value: Any) -> Any:
+    """True or false written as text becomes one, where other texts are meant as texts."""
+    return {"true": True, "false": False}.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
+def _scaling(value: Any) -> Any:
+    """TRL once took true and false for ``scale_rewards``, and still does."""
+    return {"true": "group", "false": "none"}.get(str(value).lower(), value)
+
+
+def _place(value: Any) -> Any:
+    return str(value) if isinstance(value, PurePath) else value
+
+
+Integer = Annotated[int, BeforeValidator(_number)]
+Whole = Annotated[Integer, Field(ge=0)]
+Count = Annotated[Integer, Field(ge=1)]
+Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Weight = Annotated[Real, Field(ge=0)]
+Positive = Annotated[Real, Field(gt=0)]
+Decay = Annotated[Real, Field(ge=0, lt=1)]
+Rate = Annotated[Real, Field(gt=0, le=1)]
+# a whole number stays one: 1 held-out prompt is not a share of 1.0
+Amount = Whole | Weight
+Steps = Count | Positive
+Switch = Annotated[bool | str, BeforeValidator(_switch)]
+Scaling = Annotated[Literal["group", "batch", "none"], BeforeValidator(_scaling)]
+Place = Annotated[str, BeforeValidator(_place)]
+
+PASSING = {"bool": bool, "int": Integer, "float": Real, "str": str, "any": Any}
+"""The type of each kind of key that passes through (``config_keys.GRPO_FIELDS``)."""
+
+SETTINGS = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+
+
+class DatasetSpec(BaseModel):
+    """One dataset of a training file: a name on the hub, or local files, and what to take from it."""
+
+    model_config = SETTINGS
+
+    name: str | None = None
+    """Dataset on the hub, or path of a local file."""
+    subset: str | None = None
+    """Configuration of a hub dataset, such as ``main``."""
+    split: str = "train"
+    """Split to read (praisonai-train calls it ``split_type``)."""
+    data_files: str | list[str] | dict[str, str | list[str]] | None = None
+    """Files to read instead of ``name``."""
+    format: str | None = None
+    """How the files are written, such as ``json`` or ``csv``; by default the file's ending says it."""
+    rename: dict[str, str] | None = None
+    """New name of each column to rename: ``old: new``."""
+    filter_data: bool = False
+    """Keep only the rows whose ``filter_column_value`` column equals ``filter_value``."""
+    filter_column_value: str | None = None
+    """The column to filter by."""
+    filter_value: Any = None
+    """The value of that column in rows to keep."""
+    num_samples: Count | None = None
+    """Rows to take from the front, before shuffling."""
+    shuffle: bool = False
+    """Shuffle the rows that were taken."""
+    seed: Whole | None = None
+    """Seed of that shuffle; by default the run's seed."""
+
+
+def read_dataset(value: Any) -> Any:
+    """Specifications of datasets become ``DatasetSpec``; rows, texts and other objects in memory stay as they are."""
+    value = _place(value)
+    entries = [value] if isinstance(value, Mapping) else value
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, Mapping) for entry in entries):
+        return value
+    fields = {*DatasetSpec.model_fields, "split_type", "processing_func"}
+    # rows of a dataset have these columns, and may well have one called name or seed too
+    if any({"prompt", "chosen", "messages"} & set(entry) for entry in entries):
+        return value
+    if not any(fields & set(entry) for entry in entries):
+        return value
+    specs, problems = [], []
+    for index, entry in enumerate(entries):
+        # processing_func was never read by praisonai-train either; the columns say how a row is read
+        kept = {k: v for k, v in entry.items() if v is not None and k not in ("split_type", "processing_func")}
+        kept.setdefault("split", entry.get("split_type") or "train")
+        unknown = [key for key in kept if key not in fields]
+        problems += [
+            f"dataset[{index}]: unknown key {key!r}{keys.did_you_mean(key, sorted(fields))}" for key in unknown
+        ]
+        if not kept.get("name") and not kept.get("data_files"):
+            problems.append(f"dataset[{index}] needs a name (on the hub, or a file's path) or data_files")
+        try:
+            specs.append(DatasetSpec(**{key: value for key, value in kept.items() if key in fields}))
+        except ValidationError as error:
+            problems += keys.plain_errors(error, prefix=f"dataset[{index}].").values()
+    if problems:
+        raise ValueError("\n".join(problems))
+    return specs
+
+
+class Adapted(NamedTuple):
+    """Defaults moved so that they fit what was given, and what to say about it."""
+
+    updates: dict[str, Any]
+    """New value of each field that was not given."""
+    notes: list[str]
+    """One sentence for each."""
+
+
+def adapt_defaults(config: TrainConfig, given: Collection[str]) -> Adapted:
+    """Move defaults, never given values, where they would contradict a given value."""
+    given = set(given)
+    updates: dict[str, Any] = {}
+    notes: list[str] = []
+    if config.layers_to_transform is not None and "lora_target_modules" not in given:
+        updates["lora_target_modules"] = list(SEVEN_PROJECTIONS)
+        notes.append("`lora_target_modules` is the seven usual projections, since layers_to_transform needs names.")
+    if config.warmup_steps and "lr_scheduler_type" not in given:
+        updates["lr_scheduler_type"] = "constant_with_warmup"
+        notes.append("`lr_scheduler_type` is constant_with_warmup, since constant would ignore warmup_steps.")
+    elif config.warmup_steps and config.lr_scheduler_type == "constant":
+        notes.append("`warmup_steps` does nothing with lr_scheduler_type constant; constant_with_warmup uses it.")
+    if config.held_out == 0:
+        notes.append("`held_out` is 0, so no prompts are left to compare the trained model with the base on.")
+    if not config.fast_inference and given & {"gpu_memory_utilization", "max_lora_rank"}:
+        notes.append("`gpu_memory_utilization` and `max_lora_rank` do nothing without fast_inference.")
+    if config.method != "grpo":
+        return Adapted(updates, notes)
+    if config.max_completion_length >= config.max_seq_length > 1 and "max_completion_length" not in given:
+        updates["max_completion_length"] = config.max_seq_length // 2
+        notes.append(f"`max_completion_length` is {config.max_seq_length // 2}, half of max_seq_length.")
+    batch = fit_batch({key: getattr(config, key) for key in _BATCH_KEYS}, given)
+    updates.update(batch)
+    notes += [f"`{key}` is {value}, so that a generation batch holds whole groups." for key, value in batch.items()]
+    return Adapted(updates, notes)
+
+
+def generation_batch(sizes: Mapping[str, int | None]) -> int:
+    """Completions sampled at once by one process, as TRL 1.16 counts them (``GRPOConfig.__post_init__``)."""
+    steps = sizes["steps_per_generation"] or sizes["gradient_accumulation_steps"] or 1
+    return sizes["generation_batch_size"] or (sizes["per_device_train_batch_size"] or 1) * steps
+
+
+def fit_batch(sizes: Mapping[str, int | None], given: Collection[str]) -> dict[str, int]:
+    """New values for sizes that were not given, so that ``num_generations`` divides the generation batch.
+
+    Tried in this order, as few changes as possible: more accumulation, another micro-batch, other group size. Where
+    nothing may move, or nothing helps, the result is empty and ``conflicts`` reports the clash.
+    """
+    micro, group = sizes["per_device_train_batch_size"] or 1, sizes["num_generations"] or 2
+    whole, steps = sizes["generation_batch_size"], sizes["steps_per_generation"]
+    changed: dict[str, int] = {}
+    if whole and whole % micro and "per_device_train_batch_size" not in given:
+        changed["per_device_train_batch_size"] = max(d for d in range(1, micro + 1) if whole % d == 0)
+    total = generation_batch(sizes)
+    if total % group == 0:
+        return changed
+    if not whole and not steps and "gradient_accumulation_steps" not in given:
+        return {"gradient_accumulation_steps": group // math.gcd(micro, group)}
+    if not whole and "per_device_train_batch_size" not in given:
+        step = group // math.gcd(total // micro, group)  # the micro-batch has to be a multiple of this
+        return {"per_device_train_batch_size": max(step, micro // step * step)}
+    nearest = _nearest_divisor(total, group)
+    return {**changed, "num_generations": nearest} if "num_generations" not in given and nearest else changed
+
+
+def conflicts(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Values that cannot stand together: the keys that take part, and a line that says what to do."""
+    c = config
+    if c.load_in_4bit and c.load_in_8bit:
+        yield ("load_in_4bit", "load_in_8bit"), "load_in_4bit and load_in_8bit are both true; keep one of them"
+    if c.bf16 and c.fp16:
+        yield ("bf16", "fp16"), "bf16 and fp16 are both true; keep one of them (bf16 on an Ampere GPU or newer)"
+    if isinstance(c.held_out, float) and c.held_out >= 1:
+        yield (
+            ("held_out",),
+            f"held_out is {c.held_out!r}, but must be a share from 0 up to, not including, 1, "
+            "or a whole number of prompts",
+        )
+    if isinstance(c.warmup_steps, float) and c.warmup_steps >= 1 and not c.warmup_steps.is_integer():
+        yield ("warmup_steps",), f"warmup_steps is {c.warmup_steps!r}; write a whole number, or a share below 1"
+    if c.layers_to_transform is not None and isinstance(c.lora_target_modules, str):
+        yield (
+            ("layers_to_transform", "lora_target_modules"),
+            f"layers_to_transform needs lora_target_modules as a list of names, not {c.lora_target_modules!r}",
+        )
+    if c.layers_pattern and c.layers_to_transform is None:
+        yield ("layers_pattern", "layers_to_transform"), "layers_pattern needs layers_to_transform; add it"
+    if c.method != "reward" and c.loss_type not in keys.LOSS_TYPES[c.method]:
+        choices = keys.listed(keys.LOSS_TYPES[c.method])
+        yield ("loss_type", "method"), f"loss_type is {c.loss_type!r}, but must be one of {choices}"
+    for key, value in c.extra.items():
+        if key in keys.EXTRA_CHOICES and value not in keys.EXTRA_CHOICES[key]:
+            yield (key,), f"{key} is {value!r}, but must be one of {keys.listed(keys.EXTRA_CHOICES[key])}"
+    if c.method == "grpo":
+        yield from _grpo_conflicts(c)
+
+
+def _grpo_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+    if c.max_completion_length >= c.max_seq_length:
+        yield (
+            ("max_completion_length", "max_seq_length"),
+            f"max_completion_length {c.max_completion_length} leaves no room for a prompt in max_seq_length "
+            f"{c.max_seq_length}; lower the first or raise the second",
+        )
+    names = c.reward_funcs
+    if isinstance(names, (list, tuple)) and c.reward_weights and len(c.reward_weights) != len(names):
+        yield (
+            ("reward_weights", "reward_funcs"),
+            f"reward_weights has {len(c.reward_weights)} values for {len(names)} reward_funcs; give one for each",
+        )
+    if c.sync_ref_model:
+        yield (
+            ("sync_ref_model",),
+            "sync_ref_model is true, but nothing can be synchronised: with beta 0 there is no reference model, and "
+            "with LoRA the reference is the model without its adapter; remove the key",
+        )
+    if c.extra.get("auto_find_batch_size"):
+        yield (
+            ("auto_find_batch_size",),
+            "auto_find_batch_size would break prompt groups; remove it and lower per_device_train_batch_size",
+        )
+    if c.fast_inference and c.max_lora_rank is not None and c.max_lora_rank < c.lora_r:
+        yield (
+            ("max_lora_rank", "lora_r", "fast_inference"),
+            f"max_lora_rank {c.max_lora_rank} is below lora_r {c.lora_r}, so vLLM would refuse the adapter; raise it",
+        )
+    yield from _batch_conflicts(c)
+
+
+def _batch_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+    micro, group, whole = c.per_device_train_batch_size, c.num_generations, c.generation_batch_size
+    if whole and c.steps_per_generation:
+        text = f"generation_batch_size {whole} and steps_per_generation {c.steps_per_generation} say the same thing"
+        yield _BATCH_KEYS, f"{text}; keep one of them"
+        return
+    if whole and whole % micro:
+        yield (
+            _BATCH_KEYS,
+            f"generation_batch_size {whole} is not divisible by per_device_train_batch_size {micro}; set "
+            f"generation_batch_size to {-(-whole // micro) * micro}, or per_device_train_batch_size to "
+            f"{math.gcd(whole, micro)}",
+        )
+    total = generation_batch({key: getattr(c, key) for key in _BATCH_KEYS})
+    if total % group == 0:
+        return
+    by = "steps_per_generation" if c.steps_per_generation else "gradient_accumulation_steps"
+    made = f"{total}" if whole else f"{total} (per_device_train_batch_size {micro} x {by} {getattr(c, by)})"
+    larger = math.lcm(micro, group)  # the smallest generation batch that holds whole micro-batches and whole groups
+    while larger < total:
+        larger += math.lcm(micro, group)
+    fix = f"generation_batch_size to {larger}" if whole else f"{by} to {larger // micro}"
+    nearest = _nearest_divisor(total, group)
+    other = f"num_generations to {nearest}" if nearest else f"per_device_train_batch_size to {group}"
+    text = f"the generation batch of {made} completions is not divisible by num_generations {group}"
+    yield _BATCH_KEYS, f"{text}; set {fix}, or {other}"
+
+
+def _nearest_divisor(total: int, wanted: int) -> int:
+    """The divisor of ``total`` from 2 up that is nearest to ``wanted``, the larger of two; 0 where there is none."""
+    divisors = (d for d in range(2, total + 1) if total % d == 0)
+    return min(divisors, key=lambda d: (abs(d - wanted), -d), default=0)

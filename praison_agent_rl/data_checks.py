@@ -1,0 +1,250 @@
+"""Whether rows can be trained on: columns first, then every row; it reads nothing and changes nothing.
+
+TRL trains on many of these faults without a word (zero rows, chosen equal to rejected, a prompt that ends with an
+assistant turn) and fails on the others without naming the row, so all are found here, before a model loads.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .data_files import Row
+from .errors import DataError
+
+REQUIRED_COLUMNS = {
+    "grpo": ("prompt",),
+    "reward": ("chosen", "rejected"),
+    "cpo": ("prompt", "chosen", "rejected"),
+}
+
+# What other datasets call these columns. Only suggested: a guess that is wrong would train on the wrong text.
+OFTEN_CALLED = {
+    "prompt": ("question", "instruction", "messages", "conversations", "conversation", "query", "input", "problem"),
+    "chosen": ("accepted", "preferred", "chosen_response", "response_chosen"),
+    "rejected": ("dispreferred", "rejected_response", "response_rejected"),
+}
+
+# TRL passes these names to reward functions itself (or drops the column): trl/trainer/grpo_trainer.py, TRL 1.16
+RESERVED_COLUMNS = {
+    "prompts": "TRL passes the prompts to rewards under this name",
+    "completions": "TRL passes the completions to rewards under this name",
+    "completion": "TRL drops it before rewards see it",
+    "completion_ids": "TRL drops it before rewards see it",
+    "trainer_state": "TRL overwrites it",
+    "log_extra": "TRL overwrites it",
+    "log_metric": "TRL overwrites it",
+    "environments": "TRL passes environments to rewards under this name",
+}
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+ROWS_SHOWN = 10
+
+
+def check_columns(rows: Sequence[Row], method: str, source: str = "the dataset") -> None:
+    """Raise ``DataError`` unless the columns that ``method`` needs are there and no name collides with one of TRL's."""
+    needed = _needed(method)
+    if not rows:
+        raise DataError(f"{source} has no rows; method {method!r} needs at least one")
+    present = list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
+    missing = [name for name in needed if name not in present]
+    if missing:
+        raise DataError(
+            f"method {method!r} needs the column{'s' * (len(needed) > 1)} {', '.join(needed)}; "
+            f"missing in {source}: {', '.join(missing)}. It has: {', '.join(map(str, present)) or 'no columns'}"
+            + _suggestion(missing, present)
+        )
+    taken = [f"{name!r} ({RESERVED_COLUMNS[name]})" for name in present if name in RESERVED_COLUMNS]
+    if method == "grpo" and taken:
+        raise DataError(
+            f"{source} has columns that reward functions would not see: {', '.join(taken)}. "
+            "Rename them, e.g. rename: {completion: reference}"
+        )
+
+
+def check_rows(rows: Sequence[Row], method: str, source: str = "the dataset") -> None:
+    """Check every row, and raise one ``DataError`` that names the first ten with faults, their reasons and the count.
+
+    Rows count from 1. For ``grpo`` text and message prompts may be mixed (``normalise`` makes them one form).
+    """
+    check_columns(rows, method, source)
+    form = _first_form(rows, method)
+    faults = [(number, list(_row_faults(row, method, form))) for number, row in enumerate(rows, 1)]
+    faults = [(number, reasons) for number, reasons in faults if reasons]
+    if not faults:
+        return
+    shown = [f"  row {number}: {'; '.join(reasons)}" for number, reasons in faults[:ROWS_SHOWN]]
+    more = len(faults) - len(shown)
+    total = f"{len(faults)} of {len(rows)} rows have faults"
+    raise DataError(
+        "\n".join(
+            [
+                f"{source} cannot be trained on with method {method!r}:",
+                *shown,
+                f"  ... and {more} more; {total}" if more else f"  {total}",
+                "Mend these rows or leave them out",
+            ]
+        )
+    )
+
+
+def _needed(method: str) -> tuple[str, ...]:
+    if method not in REQUIRED_COLUMNS:
+        raise DataError(f"method {method!r} is unknown; known: {', '.join(REQUIRED_COLUMNS)}")
+    return REQUIRED_COLUMNS[method]
+
+
+def _suggestion(missing: list[str], present: list[str]) -> str:
+    if {"role", "content"} <= set(present):
+        return ". This looks like the messages of one conversation: put them in a list, [messages]"
+    pairs = {
+        next(name for name in OFTEN_CALLED[wanted] if name in present): wanted
+        for wanted in missing
+        if set(OFTEN_CALLED[wanted]) & set(present)
+    }
+    if not pairs:
+        return ""
+    return ". To use another column, say rename: {" + ", ".join(f"{old}: {new}" for old, new in pairs.items()) + "}"
+
+
+def _form(value: Any) -> str | None:
+    return "text" if isinstance(value, str) else "messages" if isinstance(value, list) else None
+
+
+def _first_form(rows: Sequence[Row], method: str) -> str | None:
+    """The one form that all texts of a preference dataset must have: that of the first row that has one."""
+    if method == "grpo":
+        return None
+    found = (_form(row.get(name)) for row in rows if isinstance(row, dict) for name in REQUIRED_COLUMNS[method])
+    return next((form for form in found if form), None)
+
+
+def _row_faults(row: Any, method: str, form: str | None) -> Iterator[str]:
+    if not isinstance(row, dict):
+        yield f"it is {reprlib.repr(row)}, not a dict of columns"
+        return
+    for name in REQUIRED_COLUMNS[method]:
+        if name not in row:
+            yield f"{name} is missing"
+            continue
+        value = row[name]
+        yield from _text_faults(name, value, before=() if name == "prompt" else _messages(row.get("prompt")))
+        if form and _form(value) not in (None, form):
+            yield f"{name} is {_form(value)}, but the dataset begins with {form}; use one form in all rows"
+    chosen = row.get("chosen")
+    if method != "grpo" and chosen is not None and _bare(chosen) == _bare(row.get("rejected")):
+        yield "chosen and rejected are equal, which teaches nothing"
+
+
+def _bare(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
+
+
+def _messages(value: Any) -> list[Row]:
+    return [message for message in value if isinstance(message, dict)] if isinstance(value, list) else []
+
+
+def _text_faults(name: str, value: Any, *, before: Sequence[Row]) -> Iterator[str]:
+    if isinstance(value, str):
+        if not value.strip():
+            yield f"{name} is blank"
+    elif not isinstance(value, list):
+        yield f"{name} is {reprlib.repr(value)}, not text or a list of messages"
+    elif not value:
+        yield f"{name} is an empty list"
+    else:
+        for number, message in enumerate(value, 1):
+            for reason in _message_faults(message):
+                yield f"{name} message {number} {reason}"
+        yield from (f"{name} {reason}" for reason in _orphans(_messages(value), _call_ids(before)))
+        if name == "prompt":
+            yield from (f"{name} {reason}" for reason in _ending_faults(_messages(value)))
+
+
+def _message_faults(message: Any) -> Iterator[str]:
+    if not isinstance(message, dict):
+        yield f"is {reprlib.repr(message)}, not a dict"
+        return
+    role = message.get("role")
+    if role is None:
+        yield "has no role"
+    elif role not in ROLES:
+        yield f"has the unknown role {role!r}; known: {', '.join(ROLES)}"
+    yield from _content_faults(message)
+    if "tool_calls" in message:
+        yield from _tool_call_faults(message["tool_calls"])
+
+
+def _content_faults(message: Row) -> Iterator[str]:
+    content = message.get("content")
+    if content is None:
+        calls = message.get("tool_calls") or message.get("function_call")
+        if not (message.get("role") == "assistant" and calls):
+            yield "has no content"
+    elif isinstance(content, list):
+        if not all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content):
+            yield f"has content parts {reprlib.repr(content)}; each must be a dict with a type"
+    elif not isinstance(content, str):
+        yield f"has the content {reprlib.repr(content)}, not text or a list of parts"
+
+
+def _tool_call_faults(calls: Any) -> Iterator[str]:
+    if calls is None:
+        yield "has tool_calls: None, on which chat templates fail; leave the key out"
+        return
+    if not isinstance(calls, list):
+        yield f"has tool_calls {reprlib.repr(calls)}, not a list"
+        return
+    for number, call in enumerate(calls, 1):
+        if not isinstance(call, dict) or not call:
+            yield f"has the empty or malformed tool call {reprlib.repr(call)}"
+            continue
+        function = call.get("function", call)
+        if not isinstance(function, dict) or not function.get("name"):
+            yield f"has tool call {number} without a function name"
+        elif function.get("arguments") is None:
+            yield f"has tool call {number} ({function['name']}) without arguments; give {{}} for none"
+        elif not isinstance(function["arguments"], dict | str):
+            yield f"has tool call {number} ({function['name']}) with arguments that are neither a dict nor JSON text"
+
+
+def _call_ids(messages: Sequence[Row]) -> list[Any]:
+    """One item for each tool call that was made: its id, or ``None``."""
+    made = [message.get("tool_calls") for message in messages if message.get("role") == "assistant"]
+    return [call.get("id") for calls in made if isinstance(calls, list) for call in calls if isinstance(call, dict)]
+
+
+def _orphans(messages: Sequence[Row], called: list[Any]) -> Iterator[str]:
+    """Tool results that answer no call before them; ids are compared where both sides have one."""
+    for message in messages:
+        called = called + _call_ids([message])
+        if message.get("role") != "tool":
+            continue
+        own = message.get("tool_call_id")
+        if not called or (own is not None and None not in called and own not in called):
+            answers = "" if own is None else f" for {own!r}"
+            yield f"has an orphan tool result{answers}: no assistant message before it made that call"
+
+
+def _ending_faults(messages: list[Row]) -> Iterator[str]:
+    if not messages:
+        return
+    if messages[-1].get("role") == "assistant":
+        yield (
+            "ends with an assistant turn, after which TRL would begin a second one; "
+            "cut it after the last user or tool turn"
+        )
+    last_user = next((message for message in reversed(messages) if message.get("role") == "user"), None)
+    if last_user is not None and _is_blank(last_user.get("content")):
+        yield "has a last user message that is blank"
+
+
+def _is_blank(content: Any) -> bool:
+    if isinstance(content, str):
+        return not content.strip()
+    if not isinstance(content, list):
+        return False  # None and other kinds are faults of their own
+    return not any(
+        part.get("type") != "text" or str(part.get("text") or "").strip() for part in content if isinstance(part, dict)
+    )

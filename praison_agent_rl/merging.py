@@ -1,0 +1,95 @@
+"""Merge an adapter into the full-precision weights that it was trained on, and prove the merge before it counts."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.errors import ModelError
+from praison_agent_rl.models import load_model, load_tokenizer, plain_weights, stored_dtype
+from praison_agent_rl.records import MergeProof
+from praison_agent_rl.runs import publish_folder
+
+TOLERANCE_FLOAT32 = 1e-3
+"""Largest difference of logits that a merge may make in float32: rounding gives 1e-5 to 1e-4 at |logit| up to 50."""
+TOLERANCE_16_BIT = 0.5
+"""The same for weights stored in 16 bits, whose own rounding moves logits by 0.05 to 0.3 (8 bits of mantissa)."""
+
+
+def merge_adapter(base: str, adapter: Path, out: Path, *, config: TrainConfig, prompts: list[list[int]]) -> MergeProof:
+    """Merge ``adapter`` into the full-precision weights of ``base``, save them to ``out`` and prove the result.
+
+    ``prompts`` are token ids on which logits are compared. ``out`` appears only when everything holds.
+
+    Raises:
+        ModelError: the merged model is not base + adapter, or the adapter changes nothing.
+    """
+    from peft import PeftModel
+
+    base = plain_weights(base)
+    model = load_model(base, config, device="cpu", full_precision=True)
+    tokenizer = load_tokenizer(base, config)
+    stored = stored_dtype(base, config)
+    tied = bool(model.config.get_text_config().tie_word_embeddings)
+    before = _logits(model, prompts)
+    adapted = PeftModel.from_pretrained(model, str(adapter))
+    adapted.eval()
+    wanted = _logits(adapted, prompts)
+    merged = adapted.merge_and_unload(safe_merge=True)
+    merge_error = _largest_difference(wanted, _logits(merged, prompts))
+    temporary = out.with_name(f".{out.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    _save(merged, tokenizer, temporary, stored)
+    reread = load_model(str(temporary), config, device="cpu", full_precision=True)
+    proof = MergeProof(
+        tokens=sum(map(len, prompts)),
+        merge_error=merge_error,
+        saved_error=_largest_difference(wanted, _logits(reread, prompts)),
+        tolerance=TOLERANCE_FLOAT32 if stored in ("float32", "float64") else TOLERANCE_16_BIT,
+        change=_largest_difference(before, wanted),
+    )
+    _check_proof(proof, reread, temporary, tied=tied, chat=tokenizer.chat_template is not None)
+    publish_folder(temporary, out)
+    return proof
+
+
+def _check_proof(proof: MergeProof, merged: Any, folder: Path, *, tied: bool, chat: bool) -> None:
+    problems = []
+    # "not (a <= b)" and not "a > b": NaN must fail
+    if not proof.merge_error <= TOLERANCE_FLOAT32:
+        problems.append(f"merged logits differ from base + adapter by {proof.merge_error:.3g} (allowed: {TOLERANCE_FLOAT32})")
+    if not proof.saved_error <= proof.tolerance:
+        problems.append(f"saved weights differ from base + adapter by {proof.saved_error:.3g} (allowed: {proof.tolerance})")
+    if not proof.change > 0:
+        problems.append("the adapter changes nothing: its logits are those of the base model")
+    if bool(merged.config.get_text_config().tie_word_embeddings) != tied:
+        problems.append("the tying of embeddings and output head was lost")
+    expected = ["config.json", "generation_config.json", "tokenizer_config.json"]
+    problems += [f"{name} was not saved" for name in expected if not (folder / name).exists()]
+    if chat and not (folder / "chat_template.jinja").exists() and "chat_template" not in (
+        folder / "tokenizer_config.json"
+    ).read_text(encoding="utf-8"):
+        problems.append("the chat template was not saved")
+    if problems:
+        raise ModelError("the merge cannot be trusted, so no version was made:\n" + "\n".join(problems))
+
+
+def _save(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
+    import torch
+
+    model.to(getattr(torch, dtype))
+    # Without it `transformers serve` ignores the temperature that a request asks for.
+    model.generation_config.do_sample = True
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _logits(model: Any, prompts: list[list[int]]) -> list[Any]:
+    import torch
+
+    with torch.inference_mode():
+        return [model(input_ids=torch.tensor([ids])).logits[0].float() for ids in prompts]
+
+
+def _largest_difference(left: list[Any], right: list[Any]) -> float:
+    return max(float((one - other).abs().max()) for one, other in zip(left, right, strict=True))

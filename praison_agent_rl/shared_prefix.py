@@ -1,0 +1,164 @@
+"""Compute what several sequences share once: the system prompt of an agent's prompts, and a prompt's completions.
+
+Agent prompts are long and begin alike, and the completions of one group follow one prompt. The shared beginning of all
+prompts is computed for a batch of one, each prompt's own rest for a batch of the distinct prompts, and only what
+follows for the whole batch. Keys and values are shared through the cache, with gradients where they are wanted, so
+results and gradients are those of the plain computation (``tests/model/test_shared_prefix.py``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+TokenIds = Sequence[int]
+
+_MASKABLE_ATTENTION = ("sdpa", "eager")
+
+
+def why_not_shareable(model: Any) -> str | None:
+    """Why this causal language model's prompts cannot be shared exactly, or None if they can."""
+    config = model.config.get_text_config()
+    attention = getattr(config, "_attn_implementation", "sdpa")
+    if attention not in _MASKABLE_ATTENTION:
+        return f"its attention is {attention!r}, which takes no mask with a gap"
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        return f"some of its layers do not attend to everything before them ({', '.join(sorted(kinds))})"
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return "its attention slides over a window"
+    if any(getattr(config, key, None) for key in ("final_logit_softcapping", "logit_scale", "logits_scaling")):
+        return "it rescales its logits"
+    if not hasattr(model, "model") or model.get_output_embeddings() is None:
+        return "it is not a decoder with a language-model head"
+    return None
+
+
+@dataclass
+class Prefilled:
+    """Distinct prompts as keys and values, laid out as ``[shared beginning][padding][own rest]``."""
+
+    cache: Any
+    """Cache with one row per distinct prompt."""
+    ids: "torch.Tensor"
+    """Token ids, padding included, of shape (prompts, length)."""
+    mask: "torch.Tensor"
+    """1 where ``ids`` is a token, of shape (prompts, length)."""
+    last_hidden: "torch.Tensor"
+    """Last hidden state of each prompt's last cached token, of shape (prompts, 1, width)."""
+
+
+def prefill(model: Any, prompts: Sequence[TokenIds], *, pad: int, hold_back: int = 0) -> Prefilled:
+    """Run each distinct prompt through ``model`` once; the last ``hold_back`` tokens are laid out but not computed.
+
+    Each prompt needs at least ``hold_back + 1`` tokens. Gradients flow if the caller has not switched them off.
+    """
+    import torch
+    from transformers import DynamicCache
+
+    device = model.device
+    shared = _common_length(prompts, at_most=min(map(len, prompts)) - 1 - hold_back)
+    width = max(map(len, prompts)) - shared
+    rest = [[pad] * (width - len(p) + shared) + list(p[shared:]) for p in prompts]
+    gap = [[0] * (width - len(p) + shared) + [1] * (len(p) - shared) for p in prompts]
+    beginning = torch.tensor([list(prompts[0][:shared])] * len(prompts), dtype=torch.long, device=device)
+    ids = torch.cat([beginning, torch.tensor(rest, device=device)], 1)
+    mask = torch.cat([torch.ones_like(beginning), torch.tensor(gap, device=device)], 1)
+    cache = DynamicCache(config=model.config)
+    if shared:
+        model.model(input_ids=ids[:1, :shared], past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(len(prompts))
+    end = ids.size(1) - hold_back
+    states = model.model(
+        input_ids=ids[:, shared:end],
+        attention_mask=mask[:, :end],
+        position_ids=_positions(mask)[:, shared:end],
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    return Prefilled(cache, ids, mask, states[:, -1:])
+
+
+def sample_completions(
+    model: Any, prompts: Sequence[TokenIds], *, generation_config: Any, pad: int, eos: Sequence[int]
+) -> list[list[int]]:
+    """One completion for each prompt, in order; equal prompts are computed once. The end token is kept, nothing after.
+
+    Sampling itself is ``generate``'s, so every setting of ``generation_config`` has its usual meaning.
+    """
+    import torch
+
+    distinct, row_of = group_equal(prompts)
+    with torch.no_grad():
+        start = prefill(model, distinct, pad=pad, hold_back=1)
+        rows = torch.tensor(row_of, device=start.ids.device)
+        start.cache.batch_select_indices(rows)
+        output = model.generate(
+            input_ids=start.ids[rows],
+            attention_mask=start.mask[rows],
+            past_key_values=start.cache,
+            generation_config=generation_config,
+        )
+    ends = set(eos)
+    return [_until_end(row, ends) for row in output[:, start.ids.size(1) :].tolist()]
+
+
+def completion_states(
+    model: Any, prompts: Sequence[TokenIds], completions: "torch.Tensor", mask: "torch.Tensor", *, pad: int
+) -> "torch.Tensor":
+    """Hidden states that predict each completion token, of shape (batch, tokens, width).
+
+    ``completions`` and ``mask`` have the shape (batch, tokens) and are padded on the right.
+    """
+    import torch
+
+    distinct, row_of = group_equal(prompts)
+    start = prefill(model, distinct, pad=pad)
+    rows = torch.tensor(row_of, device=completions.device)
+    first = start.last_hidden[rows]
+    if completions.size(1) == 1:
+        return first
+    start.cache.batch_select_indices(rows)
+    whole = torch.cat([start.mask[rows], mask[:, :-1].long()], 1)
+    following: torch.Tensor = model.model(
+        input_ids=completions[:, :-1],
+        attention_mask=whole,
+        position_ids=_positions(whole)[:, start.mask.size(1) :],
+        past_key_values=start.cache,
+        use_cache=True,
+    ).last_hidden_state
+    return torch.cat([first, following], 1)
+
+
+def group_equal(prompts: Sequence[TokenIds]) -> tuple[list[TokenIds], list[int]]:
+    """The distinct prompts in order of appearance, and for each prompt its place among them.
+
+    >>> group_equal([[1, 2], [3], [1, 2]])
+    ([[1, 2], [3]], [0, 1, 0])
+    """
+    place: dict[tuple[int, ...], int] = {}
+    row_of = [place.setdefault(tuple(prompt), len(place)) for prompt in prompts]
+    return [list(prompt) for prompt in place], row_of
+
+
+def _common_length(prompts: Sequence[TokenIds], *, at_most: int) -> int:
+    """How many tokens all prompts begin with in common, but no more than ``at_most`` (nor fewer than none)."""
+    length = 0
+    for tokens in zip(*prompts, strict=False):
+        if length >= at_most or len(set(tokens)) > 1:
+            break
+        length += 1
+    return length
+
+
+def _positions(mask: "torch.Tensor") -> "torch.Tensor":
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def _until_end(tokens: list[int], ends: set[int]) -> list[int]:
+    for place, token in enumerate(tokens):
+        if token in ends:
+            return tokens[: place + 1]
+    return tokens
