@@ -57,18 +57,24 @@ def _check_proof(proof: MergeProof, merged: Any, folder: Path, *, tied: bool, ch
     problems = []
     # "not (a <= b)" and not "a > b": NaN must fail
     if not proof.merge_error <= TOLERANCE_FLOAT32:
-        problems.append(f"merged logits differ from base + adapter by {proof.merge_error:.3g} (allowed: {TOLERANCE_FLOAT32})")
+        problems.append(
+            f"merged logits differ from base + adapter by {proof.merge_error:.3g} (allowed: {TOLERANCE_FLOAT32})"
+        )
     if not proof.saved_error <= proof.tolerance:
-        problems.append(f"saved weights differ from base + adapter by {proof.saved_error:.3g} (allowed: {proof.tolerance})")
+        problems.append(
+            f"saved weights differ from base + adapter by {proof.saved_error:.3g} (allowed: {proof.tolerance})"
+        )
     if not proof.change > 0:
         problems.append("the adapter changes nothing: its logits are those of the base model")
     if bool(merged.config.get_text_config().tie_word_embeddings) != tied:
         problems.append("the tying of embeddings and output head was lost")
     expected = ["config.json", "generation_config.json", "tokenizer_config.json"]
     problems += [f"{name} was not saved" for name in expected if not (folder / name).exists()]
-    if chat and not (folder / "chat_template.jinja").exists() and "chat_template" not in (
-        folder / "tokenizer_config.json"
-    ).read_text(encoding="utf-8"):
+    if (
+        chat
+        and not (folder / "chat_template.jinja").exists()
+        and "chat_template" not in (folder / "tokenizer_config.json").read_text(encoding="utf-8")
+    ):
         problems.append("the chat template was not saved")
     if problems:
         raise ModelError("the merge cannot be trusted, so no version was made:\n" + "\n".join(problems))

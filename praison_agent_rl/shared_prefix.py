@@ -6,6 +6,7 @@ follows for the whole batch. Keys and values are shared through the cache, with 
 results and gradients are those of the plain computation (``tests/model/test_shared_prefix.py``).
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 TokenIds = Sequence[int]
 
+_BLOCK_TOKENS = 8
+"""Tokens sampled between two looks at which completions have ended."""
+_ROWS_AT_ONCE = 8
+"""Completions of similar length that are run together."""
 _MASKABLE_ATTENTION = ("sdpa", "eager")
 
 
@@ -86,47 +91,79 @@ def sample_completions(
 ) -> list[list[int]]:
     """One completion for each prompt, in order; equal prompts are computed once. The end token is kept, nothing after.
 
-    Sampling itself is ``generate``'s, so every setting of ``generation_config`` has its usual meaning.
+    Sampling itself is ``generate``'s, so every setting of ``generation_config`` has its usual meaning. It is called for
+    a few tokens at a time, and completions that have ended leave the batch in between.
     """
     import torch
 
     distinct, row_of = group_equal(prompts)
+    ends = set(eos)
+    completions: list[list[int]] = [[] for _ in prompts]
+    open_rows = list(range(len(prompts)))
     with torch.no_grad():
         start = prefill(model, distinct, pad=pad, hold_back=1)
         rows = torch.tensor(row_of, device=start.ids.device)
-        start.cache.batch_select_indices(rows)
-        output = model.generate(
-            input_ids=start.ids[rows],
-            attention_mask=start.mask[rows],
-            past_key_values=start.cache,
-            generation_config=generation_config,
-        )
-    ends = set(eos)
-    return [_until_end(row, ends) for row in output[:, start.ids.size(1) :].tolist()]
+        cache, ids, mask = start.cache, start.ids[rows], start.mask[rows]
+        cache.batch_select_indices(rows)
+        left = generation_config.max_new_tokens
+        while left > 0 and open_rows:
+            block = _with_limit(generation_config, min(left, _BLOCK_TOKENS))
+            output = model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, generation_config=block)
+            new = output[:, ids.size(1) :]
+            left -= new.size(1)
+            for row, tokens in zip(open_rows, new.tolist(), strict=True):
+                completions[row] += _until_end(tokens, ends)
+            going_on = [place for place, row in enumerate(open_rows) if completions[row][-1] not in ends]
+            open_rows = [open_rows[place] for place in going_on]
+            keep = torch.tensor(going_on, dtype=torch.long, device=ids.device)
+            ids, mask = output[keep], torch.cat([mask, torch.ones_like(new)], 1)[keep]
+            cache.batch_select_indices(keep)
+    return completions
 
 
 def completion_states(
     model: Any, prompts: Sequence[TokenIds], completions: "torch.Tensor", mask: "torch.Tensor", *, pad: int
 ) -> "torch.Tensor":
-    """Hidden states that predict each completion token, of shape (batch, tokens, width).
+    """Hidden states that predict each completion token, of shape (tokens where ``mask`` is 1, width), row by row.
 
-    ``completions`` and ``mask`` have the shape (batch, tokens) and are padded on the right.
+    ``completions`` and ``mask`` have the shape (batch, length) and are padded on the right. Rows are run in batches of
+    similar length, since one long completion would have all the others computed to its length.
     """
     import torch
 
     distinct, row_of = group_equal(prompts)
     start = prefill(model, distinct, pad=pad)
-    rows = torch.tensor(row_of, device=completions.device)
-    first = start.last_hidden[rows]
-    if completions.size(1) == 1:
+    owner = torch.tensor(row_of, device=completions.device)
+    lengths = mask.sum(1)
+    places = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
+    states, found = [], []
+    for rows in lengths.argsort().split(_ROWS_AT_ONCE):
+        length = max(int(lengths[rows].max()), 1)
+        tokens, kept = completions[rows, :length], mask[rows, :length]
+        predicting = _run_after(model, start, owner[rows], tokens, kept)
+        states.append(predicting[kept.bool()])
+        found.append(places[rows, :length][kept.bool()])
+    return torch.cat(states)[torch.cat(found).argsort()]
+
+
+def _run_after(
+    model: Any, start: Prefilled, owner: "torch.Tensor", tokens: "torch.Tensor", mask: "torch.Tensor"
+) -> "torch.Tensor":
+    """Hidden states before each of ``tokens``, (rows, length, width), for rows that follow the prompts ``owner``."""
+    import torch
+
+    first = start.last_hidden[owner]
+    if tokens.size(1) == 1:
         return first
-    start.cache.batch_select_indices(rows)
-    whole = torch.cat([start.mask[rows], mask[:, :-1].long()], 1)
+    cache = copy.copy(start.cache)
+    cache.layers = [copy.copy(layer) for layer in start.cache.layers]
+    cache.batch_select_indices(owner)
+    whole = torch.cat([start.mask[owner], mask[:, :-1].long()], 1)
     following: torch.Tensor = model.model(
-        input_ids=completions[:, :-1],
+        input_ids=tokens[:, :-1],
         attention_mask=whole,
         position_ids=_positions(whole)[:, start.mask.size(1) :],
-        past_key_values=start.cache,
+        past_key_values=cache,
         use_cache=True,
     ).last_hidden_state
     return torch.cat([first, following], 1)
@@ -151,6 +188,12 @@ def _common_length(prompts: Sequence[TokenIds], *, at_most: int) -> int:
             break
         length += 1
     return length
+
+
+def _with_limit(generation_config: Any, tokens: int) -> Any:
+    limited = copy.copy(generation_config)
+    limited.max_new_tokens = tokens
+    return limited
 
 
 def _positions(mask: "torch.Tensor") -> "torch.Tensor":

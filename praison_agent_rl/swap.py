@@ -25,16 +25,22 @@ WRITTEN_NAMES = (
     "_unified_dispatcher",
     "_llm_explicit",
     "harness_base_prompt",
+    "_rl_server",
 )
-"""Attributes of an agent that say which model answers; a swap sets them and its undo restores them."""
+"""Attributes of an agent that say which model answers; a swap sets them and its undo restores them.
+
+``_rl_server`` is ours: the server lives as long as an agent, or the way back of a swap, holds it.
+"""
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "presence_penalty", "frequency_penalty", "seed", "timeout")
 _PROVIDERS_KEPT = ("openai", "hosted_vllm")
 _ABSENT = object()
 
 
-def swap_model(agent: Any, model: str, *, base_url: str, api_key: str) -> Callable[[], None]:
+def swap_model(agent: Any, model: str, *, base_url: str, api_key: str, server: Any = None) -> Callable[[], None]:
     """Let ``agent`` be answered by ``model`` at the OpenAI-compatible ``base_url``; return what undoes it.
+
+    ``server`` is whatever must stay alive for as long as the agent is answered from there.
 
     System prompt, history, tools and sampling settings stay as they are, on both of the framework's client paths. A
     turn under way ends on the model that it began with.
@@ -61,7 +67,13 @@ def swap_model(agent: Any, model: str, *, base_url: str, api_key: str) -> Callab
         agent._unified_dispatcher = None  # it holds the old client and model
         agent._llm_explicit = True  # so that a team's default model does not replace it
         agent.harness_base_prompt = prompt_fragment
+        agent._rl_server = server
     return lambda: _restore(agent, before)
+
+
+def server_of(agent: Any) -> Any:
+    """The server of ours that answers ``agent`` now, or None."""
+    return agent.__dict__.get("_rl_server")
 
 
 def check_swappable(agent: Any) -> None:

@@ -46,7 +46,9 @@ def train_grpo(run: RunFolder, rows: Sequence[Row], rewards: Sequence[Reward], *
     check_adapter_targets(config, tied=bool(model.config.get_text_config().tie_word_embeddings), source=source)
     checkpoint = newest_whole_checkpoint(run.checkpoints) if resume else None
     if resume:
-        run.report_event("note", text=f"going on from {checkpoint.name}" if checkpoint else "no whole checkpoint: from the start")
+        run.report_event(
+            "note", text=f"going on from {checkpoint.name}" if checkpoint else "no whole checkpoint: from the start"
+        )
     trainer = PolicyTrainer(
         model=model,
         reward_funcs=list(rewards),
@@ -153,17 +155,15 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # trl is not typed
     def _score(
         self, policy: Any, ids: torch.Tensor, mask: torch.Tensor, length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability and entropy of each completion token, both of shape (batch, length), 0 where there is none."""
+        """Log-probability and entropy of each completion token, both (batch, length), 0 where there is none."""
         prompts = [row[kept].tolist() for row, kept in zip(ids[:, :-length], mask[:, :-length].bool(), strict=True)]
         completions, completion_mask = ids[:, -length:], mask[:, -length:]
         kept = completion_mask.bool()
         with self.accelerator.autocast():
-            states = completion_states(
-                policy, prompts, completions, completion_mask, pad=self._tokenizer.pad_token_id
-            )
+            states = completion_states(policy, prompts, completions, completion_mask, pad=self._tokenizer.pad_token_id)
         head = policy.get_output_embeddings()
         log_probs, entropy, *_ = ChunkedLogProbFunction.apply(
-            states[kept], head.weight, head.bias, completions[kept], self.temperature, _VOCABULARY_CHUNK, None, 1.0,
+            states, head.weight, head.bias, completions[kept], self.temperature, _VOCABULARY_CHUNK, None, 1.0,
             ("log_probs", "entropy"),
         )  # fmt: skip
         empty = log_probs.new_zeros(kept.shape)
@@ -227,7 +227,10 @@ def _arguments(run: RunFolder, config: TrainConfig, weights: list[float], device
     if isinstance(config.save_steps, int):
         arguments["save_steps"] = math.ceil(config.save_steps / block) * block
     return GRPOConfig(
-        output_dir=str(run.checkpoints), disable_tqdm=True, reward_weights=weights, **_without(arguments, "reward_weights")
+        output_dir=str(run.checkpoints),
+        disable_tqdm=True,
+        reward_weights=weights,
+        **_without(arguments, "reward_weights"),
     )
 
 

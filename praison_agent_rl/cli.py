@@ -1,0 +1,235 @@
+"""The command ``praison-agent-rl``: each verb calls one function of the package and says what came of it."""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from praison_agent_rl.errors import AgentError, ConfigError, PraisonRLError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Make a praisonaiagents agent better at its own job: train the model beneath it, prove it, swap it in.",
+)
+console = Console(soft_wrap=True)
+errors = Console(stderr=True, soft_wrap=True)
+
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the configuration; repeatable.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def main() -> None:
+    """Entry point: errors become one message and an exit code, 2 for wrong input and 1 for a run that failed."""
+    _stop_on_closed_pipe(app)
+
+
+@app.command()
+def train(
+    config: Annotated[Path | None, typer.Argument(help="YAML file; praison-agent-rl and praison-train keys.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, load no weights, and end.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="RUN", help="Go on with the interrupted run in this folder.")
+    ] = None,
+    set_: Overrides = None,
+    debug: Debug = False,
+) -> None:
+    """Train a model from a configuration file and compare it with its base on held-out prompts."""
+    _guard(debug, lambda: _train(config, dry_run=dry_run, resume=resume, overrides=set_ or []))
+
+
+@app.command()
+def improve(
+    agent: Annotated[
+        str, typer.Argument(metavar="MODULE:AGENT", help="Where the agent is, as myproject.agents:helper.")
+    ],
+    data: Annotated[str | None, typer.Option(help="File or dataset of prompts.")] = None,
+    reward: Annotated[list[str] | None, typer.Option("--reward", help="module:function; repeatable.")] = None,
+    base_model: Annotated[str | None, typer.Option(help="Weights beneath the agent: hub name, folder, GGUF.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with further keys.")] = None,
+    set_: Overrides = None,
+    debug: Debug = False,
+) -> None:
+    """Improve an agent and keep the new version; its own process swaps it in."""
+    _guard(debug, lambda: _improve(agent, data, reward, base_model, config, set_ or []))
+
+
+@app.command()
+def demo(debug: Debug = False) -> None:
+    """Watch an agent on the embedded model get better; about ten minutes on two cores, offline."""
+    from praison_agent_rl.demo import run_demo
+
+    _guard(debug, lambda: run_demo(console))
+
+
+@app.command()
+def doctor(debug: Debug = False) -> None:
+    """Say what can run here and what each part that cannot lacks."""
+    _guard(debug, _doctor)
+
+
+def _train(config: Path | None, *, dry_run: bool, resume: Path | None, overrides: list[str]) -> None:
+    from praison_agent_rl import planning
+    from praison_agent_rl.improvement import carry_out, finish, resume_run
+
+    if resume is not None:
+        if config is not None or overrides or dry_run:
+            raise ConfigError("--resume goes on with a run as it was planned; give it no other argument")
+        _say_outcome(resume_run(resume))
+        return
+    if config is None:
+        raise ConfigError("name a configuration file: praison-agent-rl train config.yaml (or --resume RUN)")
+    draft = planning.draft_from_config(config, overrides)
+    for note in draft.notes:
+        console.print(f"  {note}", markup=False, highlight=False)
+    if dry_run:
+        _say_estimate(draft)
+        return
+    from praison_agent_rl.progress import RunProgress
+
+    run = planning.write_run(draft, Path(draft.config.output_dir or planning.new_run_root(config.stem)))
+    console.print(f"run folder: {run.root}", highlight=False)
+    with RunProgress() as progress:
+        carry_out(draft, run, progress)
+    _say_outcome(finish(run) if draft.held_out else run)
+
+
+def _say_outcome(result: Any) -> None:
+    from praison_agent_rl.improvement import Improvement
+    from praison_agent_rl.report import verdict, write_report
+    from praison_agent_rl.runs import RunFolder
+
+    if isinstance(result, Improvement):
+        console.print(verdict(result.comparison), highlight=False)
+        root = result.run
+    else:
+        write_report(result)
+        console.print(verdict(None), highlight=False)
+        root = result.root
+    run = RunFolder(root)
+    console.print(f"adapter: {run.adapter}\nmerged model: {run.merged}\nreport: {run.report}", highlight=False)
+    console.print(f"serve it with: transformers serve {run.merged}", highlight=False)
+
+
+def _say_estimate(draft: Any) -> None:
+    from praison_agent_rl.estimate import estimate_run, free_disk, total_memory
+    from praison_agent_rl.planning import best_device
+
+    device = best_device()
+    cost = estimate_run(draft.config, draft.base, train=len(draft.train), held_out=len(draft.held_out), device=device)
+    table = Table("", "", show_header=False, box=None)
+    table.add_row("model", draft.base)
+    table.add_row("rewards", ", ".join(reward.name for reward in draft.rewards))
+    table.add_row("prompts", f"{len(draft.train)} to train on, {len(draft.held_out)} held out")
+    table.add_row("steps", f"{cost.steps} on {device}")
+    if cost.memory_bytes and cost.disk_bytes and cost.seconds:
+        memory = total_memory()
+        has = f" (this machine has {memory / 2**30:.0f})" if memory and device == "cpu" else ""
+        table.add_row("memory", f"about {cost.memory_bytes / 2**30:.1f} GiB{has}")
+        table.add_row("disk", f"about {cost.disk_bytes / 2**30:.1f} GiB ({free_disk(Path.cwd()) / 2**30:.0f} free)")
+        table.add_row("time", f"about {max(1, round(cost.seconds / 60))} minutes")
+    else:
+        table.add_row("memory, disk, time", "not estimated: the weights are not on this machine yet")
+    console.print(table)
+    console.print("dry run: everything was checked, nothing was loaded")
+
+
+def _improve(
+    agent: str, data: str | None, reward: list[str] | None, base_model: str | None, config: Path | None, sets: list[str]
+) -> None:
+    from praison_agent_rl.config_keys import Findings, parse_overrides
+    from praison_agent_rl.improvement import improve as improve_agent
+
+    found = Findings()
+    settings = parse_overrides(sets, found)
+    if found.problems:
+        raise ConfigError("\n".join(found.problems))
+    if reward:
+        settings["reward_funcs"] = reward
+    # The command's own process ends now, so nothing is swapped in here: the version is what stays.
+    result = improve_agent(find_agent(agent), data=data, base_model=base_model, config=config, swap=False, **settings)
+    console.print(str(result), highlight=False)
+    if result.model:
+        console.print(f"model: {result.model}\nreport: {result.report}", highlight=False)
+        console.print(f"serve it with: transformers serve {result.model}", highlight=False)
+
+
+def find_agent(spec: str) -> Any:
+    """The agent that ``module:name`` names, from the current folder too.
+
+    Raises:
+        AgentError: there is none, and why.
+    """
+    from praisonaiagents import Agent
+
+    from praison_agent_rl.rewards import importing_from
+
+    module, _, name = spec.partition(":")
+    if not module or not name:
+        raise AgentError(f"{spec!r} is not a 'module:agent' path. Example: myproject.agents:helper")
+    with importing_from(None):
+        try:
+            loaded = importlib.import_module(module)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
+            raise AgentError(f"cannot import {module!r} for {spec!r}: {type(error).__name__}: {error}") from error
+    found = getattr(loaded, name, None)
+    if not isinstance(found, Agent):
+        agents = sorted(key for key, value in vars(loaded).items() if isinstance(value, Agent))
+        what = f"is a {type(found).__name__}, not an Agent" if found is not None else "is not there"
+        raise AgentError(f"{spec!r} {what}. Agents in {module!r}: {', '.join(agents) or 'none'}")
+    return found
+
+
+def _doctor() -> None:
+    from praison_agent_rl.doctor import examine
+
+    facts, parts = examine()
+    table = Table("", "", show_header=False, box=None)
+    for name, value in facts.items():
+        table.add_row(name, value)
+    console.print(table)
+    state = Table("part", "", "what it lacks", box=None)
+    for part in parts:
+        state.add_row(part.name, "[green]ready[/green]" if part.ready else "[yellow]no[/yellow]", part.lacks)
+    console.print(state)
+
+
+def _guard(debug: bool, work: Callable[[], Any]) -> None:
+    """Run ``work``; an error of the package becomes one message and an exit code."""
+    try:
+        work()
+    except PraisonRLError as error:
+        if debug:
+            traceback.print_exc()
+        errors.print(f"error: {error}", markup=False, highlight=False, style="red")
+        raise typer.Exit(1 if isinstance(error, RuntimeError) else 2) from error
+    except KeyboardInterrupt:
+        errors.print("interrupted; what was written stays (go on with: praison-agent-rl train --resume RUN)")
+        raise typer.Exit(130) from None
+    except Exception as error:  # noqa: BLE001 - the last boundary: a user sees one message, --debug shows the rest
+        if debug:
+            raise
+        errors.print(
+            f"error: {type(error).__name__}: {error} (this is a fault of praison-agent-rl; --debug shows where)",
+            markup=False,
+            highlight=False,
+            style="red",
+        )
+        raise typer.Exit(1) from error
+
+
+def _stop_on_closed_pipe(run: Callable[[], Any]) -> None:
+    try:
+        run()
+    except BrokenPipeError:
+        sys.exit(1)

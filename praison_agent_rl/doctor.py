@@ -1,0 +1,65 @@
+"""Say what this machine and this installation can run, and what each part that cannot lacks."""
+
+import importlib.util
+import os
+import platform
+from pathlib import Path
+
+from praison_agent_rl.errors import PraisonRLError
+from praison_agent_rl.estimate import free_disk, total_memory
+from praison_agent_rl.models import EMBEDDED, find_weights
+from praison_agent_rl.planning import best_device, library_versions
+from praison_agent_rl.records import Record
+
+_NEEDS = {
+    "recording and configuration": ("praisonaiagents", "pydantic", "yaml", "typer", "rich"),
+    "training (GRPO on CPU or GPU)": ("torch", "transformers", "trl", "peft", "datasets", "accelerate"),
+    "serving (transformers serve)": ("torch", "transformers", "fastapi", "uvicorn"),
+    "GGUF models": ("gguf", "transformers"),
+    "agents with base_url or provider/model names": ("litellm",),
+    "report": ("matplotlib",),
+    "vLLM rollouts and serving": ("vllm",),
+    "unsloth": ("unsloth",),
+}
+_EXTRA = {"vLLM rollouts and serving": "vllm", "unsloth": "unsloth", "recording and configuration": ""}
+_NEEDS_GPU = ("vLLM rollouts and serving", "unsloth")
+
+
+class Part(Record):
+    """One thing that the product does, and whether it can do it here."""
+
+    name: str
+    ready: bool
+    lacks: str
+    """What to do about it; empty where it is ready."""
+
+
+def examine() -> tuple[dict[str, str], list[Part]]:
+    """Facts of the machine and its libraries, and the state of each part; imports nothing heavy."""
+    memory = total_memory()
+    facts = {
+        "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "memory": f"{memory / 2**30:.0f} GiB" if memory else "unknown",
+        "free disk here": f"{free_disk(Path.cwd()) / 2**30:.0f} GiB",
+        "GPU": "yes" if best_device() == "cuda" else "none seen",
+        **library_versions(),
+    }
+    return facts, [*(_part(name, modules) for name, modules in _NEEDS.items()), _embedded()]
+
+
+def _part(name: str, modules: tuple[str, ...]) -> Part:
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    extra = _EXTRA.get(name, "train")
+    install = f'pip install "praison-agent-rl{f"[{extra}]" if extra else ""}"'
+    lacks = f"{', '.join(missing)}: {install}" if missing else ""
+    if not missing and name in _NEEDS_GPU and best_device() != "cuda":
+        lacks = "a GPU"
+    return Part(name=name, ready=not lacks, lacks=lacks)
+
+
+def _embedded() -> Part:
+    try:
+        find_weights(EMBEDDED)
+    except PraisonRLError as error:
+        return Part(name=f"embedded model {EMBEDDED}", ready=False, lacks=str(error))
+    return Part(name=f"embedded model {EMBEDDED}", ready=True, lacks="")

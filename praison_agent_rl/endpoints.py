@@ -1,0 +1,23 @@
+"""Ask an OpenAI-compatible server which models it has."""
+
+import json
+import urllib.request
+from typing import Any
+
+
+def list_models(url: str, api_key: str | None, *, timeout: float = 5.0) -> dict[str, dict[str, Any]]:
+    """The models that an OpenAI-compatible server lists, by id, as it describes them.
+
+    Raises:
+        OSError: the server cannot be reached or refuses.
+        ValueError: what it answers is not a list of models.
+    """
+    request = urllib.request.Request(f"{url.rstrip('/')}/models")
+    if api_key:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    with urllib.request.urlopen(request, timeout=timeout) as reply:
+        answer = json.load(reply)
+    try:
+        return {str(model["id"]): dict(model) for model in answer["data"]}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{url}/models did not answer with a list of models: {str(answer)[:200]}") from error

@@ -1,0 +1,107 @@
+"""Estimate what a run will take in memory, disk and time, from sizes alone: no weights are loaded."""
+
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+
+from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.models import read_config
+from praison_agent_rl.records import Record
+
+_CPU_FLOPS_PER_CORE = 40e9
+"""float32 multiply-adds of torch on one core of an AMD EPYC with AVX-512, measured in a 280 x 576 x 1536 product."""
+_GPU_FLOPS = 100e12
+"""bfloat16 on one data-centre GPU at a fifth to a third of its peak, as small batches reach."""
+_BYTES_AROUND_WEIGHTS = 2 * 2**30
+"""What torch, transformers and TRL take before any weight is there: 1.2 to 1.6 GB resident, rounded up."""
+
+
+class Estimate(Record):
+    """What a run is expected to take; within a factor of about two."""
+
+    parameters: int | None
+    """Parameters of the model; None where its files are not here to be read."""
+    memory_bytes: int | None
+    disk_bytes: int | None
+    seconds: float | None
+    steps: int
+
+
+def estimate_run(config: TrainConfig, base: str, *, train: int, held_out: int, device: str) -> Estimate:
+    """Expected cost of a run on ``train`` prompts, judged on ``held_out`` prompts.
+
+    Memory: weights, the adapter four times (itself, its gradient, two Adam moments), and the logits of one micro-batch
+    in a chunk of the vocabulary. Time: 2 operations a parameter and token forward, 6 with backward (Kaplan et al. 2020,
+    arXiv 2001.08361, sec. 2.1).
+    """
+    steps = _steps(config, train)
+    parameters = count_parameters(base)
+    if parameters is None:
+        return Estimate(parameters=None, memory_bytes=None, disk_bytes=None, seconds=None, steps=steps)
+    shape = read_config(base)
+    width, layers = int(shape.get("hidden_size", 2048)), int(shape.get("num_hidden_layers", 24))
+    adapter = 14 * layers * width * config.lora_r  # seven projections, two matrices each
+    weight_bytes = 4 if device == "cpu" else 1 if config.load_in_4bit else 2
+    tokens = config.per_device_train_batch_size * config.max_completion_length
+    activations = tokens * (
+        layers * width * 34 + 32768 * 4 * 2
+    )  # 34 bytes: Korthikanti et al. 2022, eq. 2, less attention
+    rows = config.prompts_per_batch * config.num_generations
+    sampled = rows * config.max_completion_length * (steps + 0) + held_out * 2 * 2 * config.max_completion_length
+    trained = steps * rows * config.max_completion_length
+    speed = _CPU_FLOPS_PER_CORE * (os.cpu_count() or 1) if device == "cpu" else _GPU_FLOPS
+    return Estimate(
+        parameters=parameters,
+        memory_bytes=_BYTES_AROUND_WEIGHTS + parameters * weight_bytes + adapter * 16 + activations,
+        disk_bytes=parameters * (4 if device == "cpu" else 2) + (config.save_total_limit or 4) * adapter * 12,
+        seconds=parameters * (2 * 2 * sampled + 6 * trained) / speed,
+        steps=steps,
+    )
+
+
+def count_parameters(base: str) -> int | None:
+    """Parameters of a folder of safetensors or a GGUF file, from the files' headers; None for a hub name."""
+    path = Path(base)
+    if path.is_dir():
+        return sum(_safetensors_parameters(file) for file in path.glob("*.safetensors"))
+    if path.suffix.lower() == ".gguf":
+        return int(path.stat().st_size * 8 / 4.9)  # 4-bit blocks with their scales take 4.5 to 5 bits a parameter
+    return None
+
+
+def free_disk(folder: Path) -> int:
+    """Free bytes on the disk that ``folder`` is, or will be, on."""
+    there = next(path for path in [folder, *folder.resolve().parents] if path.exists())
+    return shutil.disk_usage(there).free
+
+
+def total_memory() -> int | None:
+    """Bytes of memory of this machine, or None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _steps(config: TrainConfig, prompts: int) -> int:
+    if config.max_steps > 0:
+        return config.max_steps
+    batches = prompts // max(config.prompts_per_batch, 1)
+    return int(batches * config.num_iterations * config.num_train_epochs)
+
+
+def _safetensors_parameters(file: Path) -> int:
+    """The format's header: 8 bytes of length, then JSON with each tensor's shape."""
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(length))
+    total = 0
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            size = 1
+            for side in tensor["shape"]:
+                size *= side
+            total += size
+    return total

@@ -1,0 +1,233 @@
+"""Check everything that can be checked, then write the folder of a run; nothing heavy is imported here.
+
+Every check is made even if an earlier one failed, so that all that is wrong is said at once.
+"""
+
+import importlib.metadata
+import os
+import platform
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeVar
+
+from praison_agent_rl import data as datasets
+from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.config_keys import read_source
+from praison_agent_rl.config_values import DatasetSpec
+from praison_agent_rl.data import Row
+from praison_agent_rl.errors import ConfigError, PraisonRLError
+from praison_agent_rl.models import check_adapter_targets, find_weights, read_config, require_training_stack
+from praison_agent_rl.records import Plan, PlannedReward
+from praison_agent_rl.rewards import Reward, prepare, require, resolve_all, spec_of
+from praison_agent_rl.runs import RunFolder, now, write_record
+
+T = TypeVar("T")
+
+HOME = Path(".praisonai") / "rl"
+"""Where runs and versions are kept, under the current folder."""
+
+_LIBRARIES = ("praison-agent-rl", "praisonaiagents", "torch", "transformers", "trl", "peft", "datasets", "accelerate")
+_METHODS_TRAINED = ("grpo",)
+_FEW_HELD_OUT = 30
+
+
+@dataclass
+class Draft:
+    """A run that has passed its checks and is not written yet."""
+
+    config: TrainConfig
+    base: str
+    train: list[Row]
+    held_out: list[Row]
+    rewards: list[Reward]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def nameable(self) -> bool:
+        """Whether another process can find every reward again."""
+        return all(planned.spec for planned in _planned(self))
+
+
+class Problems:
+    """Collects what is wrong, so that a user sees all of it at once."""
+
+    def __init__(self) -> None:
+        self.found: list[PraisonRLError] = []
+
+    def attempt(self, check: Callable[[], T]) -> T | None:
+        """The result of ``check``, or None if it found a problem, which is kept."""
+        try:
+            return check()
+        except PraisonRLError as problem:
+            self.found.append(problem)
+            return None
+
+    def raise_all(self) -> None:
+        """Raise the only problem as it is, or several as one ConfigError."""
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            raise ConfigError("\n".join(dict.fromkeys(str(problem) for problem in self.found)))
+
+
+def draft_from_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Draft:
+    """Check a training configuration, its rewards, model and data.
+
+    Raises:
+        PraisonRLError: everything that is wrong, in one.
+    """
+    problems = Problems()
+    config = problems.attempt(lambda: TrainConfig.load(source, overrides=overrides))
+    # with a faulty key the rest of the file is still looked at, as far as it can be read
+    raw = {} if config else _readable(source)
+    specs = config.reward_funcs if config else raw.get("reward_funcs")
+    model = config.model_name if config else raw.get("model_name") or raw.get("model")
+    data = config.dataset if config else raw.get("dataset")
+    method = config.method if config else str(raw.get("method", "grpo"))
+    fns = problems.attempt(lambda: resolve_all(specs))
+    if fns is not None:
+        problems.attempt(lambda: require(method, fns))
+    rows = problems.attempt(lambda: _checked_rows(data, method)) if data is not None else None
+    base = problems.attempt(lambda: find_weights(str(model))) if model else None
+    problems.attempt(require_training_stack)
+    if config is None or base is None or rows is None or fns is None:
+        problems.raise_all()
+        raise AssertionError("unreachable: a missing part is a problem")
+    return finish_draft(config, base, rows, problems=problems)
+
+
+def finish_draft(
+    config: TrainConfig,
+    base: str,
+    rows: list[Row],
+    *,
+    problems: Problems,
+    tools: Sequence[dict[str, Any]] = (),
+) -> Draft:
+    """Split the rows, try the rewards on a sample, and check what depends on the two; raises all problems at once."""
+    notes = list(config.notes)
+    problems.attempt(lambda: _check_method(config))
+    tied = bool(read_config(base).get("tie_word_embeddings"))
+    problems.attempt(lambda: check_adapter_targets(config, tied=tied, source=base))
+    split = problems.attempt(lambda: datasets.split_rows(rows, config.held_out, seed=config.held_out_seed))
+    prompts, columns = datasets.sample(rows)
+    prompts = [datasets.as_messages(prompt) for prompt in prompts]
+    weights = config.reward_weights
+    rewards = problems.attempt(lambda: prepare(config.reward_funcs, weights=weights, prompts=prompts, columns=columns))
+    if split is not None:
+        problems.attempt(lambda: config.check_prompt_count(len(split[0])))
+    problems.raise_all()
+    assert split is not None and rewards is not None
+    forms = {"text": "plain text", "messages": "message lists"}
+    notes += [f"the reward {reward.name} reads answers as {forms[reward.shape.completions]}" for reward in rewards]
+    if 0 < len(split[1]) < _FEW_HELD_OUT:
+        notes.append(f"only {len(split[1])} prompts are held out; a small gain cannot be proved with so few")
+    if tools:
+        names = ", ".join(str(tool.get("function", {}).get("name")) for tool in tools)
+        notes.append(f"the agent's tools ({names}) are shown to the model but not run in training")
+    return Draft(config, base, split[0], split[1], rewards, list(tools), notes)
+
+
+def write_run(draft: Draft, root: Path, *, device: str | None = None) -> RunFolder:
+    """Write the folder of the run: its plan and its rows."""
+    run = RunFolder.create(root)
+    plan = Plan(
+        base=draft.base,
+        config=draft.config.resolved(),
+        rewards=_planned(draft),
+        tools=draft.tools,
+        device=device or best_device(),
+        notes=draft.notes,
+        libraries=library_versions(),
+        created=now(),
+    )
+    datasets.write_rows(run.train_rows, draft.train)
+    datasets.write_rows(run.held_out_rows, draft.held_out)
+    write_record(run.plan_file, plan)  # last: a folder with a plan is a whole one
+    return run
+
+
+def new_run_root(name: str) -> Path:
+    """A folder name under ``.praisonai/rl/runs`` that nothing else has."""
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    return HOME / "runs" / f"{slug(name)}-{stamp}-{secrets.token_hex(2)}"
+
+
+def slug(name: str) -> str:
+    """``name`` as a plain file name: lower-case letters, digits and dashes.
+
+    >>> slug("Support Bot (EU)")
+    'support-bot-eu'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "agent"
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that a result depends on."""
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def best_device() -> str:
+    """``cuda`` where this machine shows a GPU to processes, else ``cpu``; asked without importing torch.
+
+    ``PRAISON_AGENT_RL_DEVICE`` decides if it is set.
+    """
+    if given := os.environ.get("PRAISON_AGENT_RL_DEVICE"):
+        return given
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return "cuda" if Path("/proc/driver/nvidia/version").exists() and not hidden else "cpu"
+
+
+def check_data(data: Any, method: str) -> list[Row]:
+    """Rows of ``data``, each checked; raises DataError naming the rows that cannot be trained on."""
+    return _checked_rows(data, method)
+
+
+def _readable(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """What can be read of a configuration whose fault is already known."""
+    try:
+        return read_source(source)
+    except PraisonRLError:
+        return {}
+
+
+def _checked_rows(data: Any, method: str) -> list[Row]:
+    if isinstance(data, list) and all(isinstance(entry, DatasetSpec) for entry in data):
+        data = [entry.model_dump(exclude_none=True) for entry in data]
+    rows = datasets.load_rows(data)
+    source = str(data) if isinstance(data, str | Path) else "the dataset"
+    datasets.check_rows(rows, method if method in datasets.REQUIRED_COLUMNS else "grpo", source)
+    return rows
+
+
+def _check_method(config: TrainConfig) -> None:
+    if config.method not in _METHODS_TRAINED:
+        raise ConfigError(
+            f"method {config.method!r} is read and checked, but this version trains only {', '.join(_METHODS_TRAINED)}"
+        )
+
+
+def _planned(draft: Draft) -> list[PlannedReward]:
+    given = draft.config.reward_funcs
+    specs = list(given) if isinstance(given, list | tuple) else [given]
+    return [
+        PlannedReward(
+            spec=spec.strip() if isinstance(spec, str) else spec_of(spec),
+            name=reward.name,
+            weight=reward.weight,
+            prompts=reward.shape.prompts,
+            completions=reward.shape.completions,
+        )
+        for spec, reward in zip(specs, draft.rewards, strict=True)
+    ]
