@@ -50,13 +50,15 @@ def start_child(
 
 def stop_child(process: "subprocess.Popen[bytes]", *, patience: float = 5.0) -> None:
     """End the child and everything that it started: asked first, and made to after ``patience`` seconds."""
-    if process.poll() is None:
+    hard = signal.SIGKILL if os.name == "posix" else signal.SIGTERM
+    if process.returncode is None:  # nobody has waited for it yet, so its id is still its group's and nobody else's
         _signal_group(process, signal.SIGTERM)
         try:
             process.wait(patience)
         except subprocess.TimeoutExpired:
-            _signal_group(process, signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
+            _signal_group(process, hard)
             process.wait()
+        _signal_group(process, hard)  # what it started and left behind
     if process.stdin is not None:
         process.stdin.close()
 
@@ -73,7 +75,7 @@ def _signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):  # macOS answers with the second for a group of zombies
         pass  # it has just ended by itself
 
 

@@ -180,7 +180,7 @@ def find_agent(spec: str) -> Any:
     with importing_from(None):
         try:
             loaded = importlib.import_module(module)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
+        except (Exception, SystemExit) as error:
             raise AgentError(f"cannot import {module!r} for {spec!r}: {type(error).__name__}: {error}") from error
     found = getattr(loaded, name, None)
     if not isinstance(found, Agent):
@@ -216,7 +216,7 @@ def _guard(debug: bool, work: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         errors.print("interrupted; what was written stays (go on with: praison-agent-rl train --resume RUN)")
         raise typer.Exit(130) from None
-    except Exception as error:  # noqa: BLE001 - the last boundary: a user sees one message, --debug shows the rest
+    except Exception as error:
         if debug:
             raise
         errors.print(

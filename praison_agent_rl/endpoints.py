@@ -1,5 +1,6 @@
 """Ask an OpenAI-compatible server which models it has."""
 
+import http.client
 import json
 import urllib.request
 from typing import Any
@@ -15,8 +16,11 @@ def list_models(url: str, api_key: str | None, *, timeout: float = 5.0) -> dict[
     request = urllib.request.Request(f"{url.rstrip('/')}/models")
     if api_key:
         request.add_header("Authorization", f"Bearer {api_key}")
-    with urllib.request.urlopen(request, timeout=timeout) as reply:
-        answer = json.load(reply)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as reply:
+            answer = json.load(reply)
+    except http.client.HTTPException as error:  # no OSError, though what is there is no HTTP server
+        raise OSError(f"{url} does not speak HTTP: {type(error).__name__}: {error}") from error
     try:
         return {str(model["id"]): dict(model) for model in answer["data"]}
     except (KeyError, TypeError) as error:

@@ -41,7 +41,8 @@ class Improvement:
     """Folder of the new version's merged weights."""
     server: Server | None = field(default=None, repr=False)
     """Server that the agent is answered from now."""
-    _undo: Callable[[], None] | None = field(default=None, repr=False)
+    undo: Callable[[], None] | None = field(default=None, repr=False)
+    """What points the agent back at its old model; None once it has."""
 
     @property
     def base_score(self) -> float:
@@ -56,13 +57,13 @@ class Improvement:
     @property
     def swapped_in(self) -> bool:
         """Whether the agent is answered by the new model now."""
-        return self._undo is not None
+        return self.undo is not None
 
     def rollback(self) -> None:
         """Let the old model answer the agent again and stop the new one's server; a second call does nothing."""
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        if self.undo is not None:
+            self.undo()
+            self.undo = None
         if self.server is not None:
             self.server.stop()
 
@@ -206,7 +207,7 @@ def _publish(result: Improvement, run: RunFolder, agent: Any, *, swap: bool) -> 
     if swap:
         server = start_server(result.model, name=f"rl-{name}-{version.name}", device=run.plan.device)
         result.server = server
-        result._undo = swap_model(agent, server.model, base_url=server.url, api_key=server.api_key, server=server)
+        result.undo = swap_model(agent, server.model, base_url=server.url, api_key=server.api_key, server=server)
 
 
 def _rows_of(data: Any, method: str) -> list[Row]:

@@ -3,6 +3,7 @@
 Finding weights is cheap and imports nothing heavy; everything below ``load_tokenizer`` needs the ``train`` extra.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -50,9 +51,9 @@ def weights_beneath(agent: Any, base_model: str | None = None) -> str:
     name = next((label.removeprefix(p) for p in _PROVIDERS if label.startswith(p)), label)
     served = _asked_of_server(agent, name)
     for candidate in filter(None, [served, name]):
-        if "/" in candidate or Path(candidate).exists() or candidate.lower() == EMBEDDED:
-            if not candidate.startswith(_CLOSED):
-                return find_weights(candidate)
+        named = "/" in candidate or Path(candidate).exists() or candidate.lower() == EMBEDDED
+        if named and not candidate.startswith(_CLOSED):
+            return find_weights(candidate)
     kind = "a closed model" if name.startswith(_CLOSED) else "a name that says nothing of its weights"
     raise ModelError(f"agent {agent.name!r} runs on {label!r}, {kind}; {what_to_do}")
 
@@ -312,7 +313,7 @@ def render_prompts(
             raise ModelError("the prompts are messages, but the model has no chat template; set chat_template")
         try:
             rendered.append(_render(tokenizer, prompt, tools))
-        except Exception as error:  # noqa: BLE001 - a template is the model's own code and may raise anything
+        except Exception as error:  # a template is the model's own code and may raise anything
             raise ModelError(f"the chat template refuses prompt {number}: {type(error).__name__}: {error}") from error
     return rendered
 
@@ -342,8 +343,6 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
 def _with_mapping(call: dict[str, Any]) -> dict[str, Any]:
     function = dict(call.get("function") or {})
     if isinstance(function.get("arguments"), str):
-        try:
+        with contextlib.suppress(ValueError):  # where the model wrote no JSON, the template shows what it wrote
             function["arguments"] = json.loads(function["arguments"])
-        except ValueError:
-            pass  # the model wrote no JSON; the template shows what it wrote
     return {**call, "function": function}

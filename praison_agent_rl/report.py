@@ -174,8 +174,9 @@ def _greedy(run: RunFolder, side: str) -> list[Answer]:
 
 def _answer_table(picked: list[int], rows: list[Row], base: dict[int, Answer], new: dict[int, Answer]) -> str:
     body = "".join(
-        f'<tr><td class="answer">{html.escape(_question(rows[p]))}</td>{_answer_cell(base[p])}{_answer_cell(new[p])}</tr>'
-        for p in picked
+        f'<tr><td class="answer">{html.escape(_question(rows[place]))}</td>'
+        f"{_answer_cell(base[place])}{_answer_cell(new[place])}</tr>"
+        for place in picked
     )
     return f"<table><tr><th>prompt</th><th>base, greedy</th><th>new, greedy</th></tr>{body}</table>"
 
@@ -200,7 +201,8 @@ def _making(run: RunFolder) -> str:
         merge = read_record(run.merge_file, MergeProof)
         proof = (
             f"<p>Merge: on {merge.tokens} tokens the saved model's logits differ from base + adapter by at most "
-            f"{merge.saved_error:.2g} (allowed {merge.tolerance:g}); training moved them by up to {merge.change:.2g}.</p>"
+            f"{merge.saved_error:.2g} (allowed {merge.tolerance:g}); "
+            f"training moved them by up to {merge.change:.2g}.</p>"
         )
     return (
         f"{proof}<ul>{notes}</ul><details><summary>configuration</summary><pre>{config}</pre></details>"

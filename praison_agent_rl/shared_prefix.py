@@ -18,6 +18,14 @@ TokenIds = Sequence[int]
 
 _BLOCK_TOKENS = 8
 """Tokens sampled between two looks at which completions have ended."""
+_COUNTED_FROM_START = (
+    "min_new_tokens",
+    "exponential_decay_length_penalty",
+    "begin_suppress_tokens",
+    "forced_eos_token_id",
+    "max_time",
+)
+"""Settings that ``generate`` counts from where it was called; with one of them it is called once."""
 _ROWS_AT_ONCE = 8
 """Completions of similar length that are run together."""
 _MASKABLE_ATTENTION = ("sdpa", "eager")
@@ -106,8 +114,10 @@ def sample_completions(
         cache, ids, mask = start.cache, start.ids[rows], start.mask[rows]
         cache.batch_select_indices(rows)
         left = generation_config.max_new_tokens
+        at_once = any(getattr(generation_config, name, None) for name in _COUNTED_FROM_START)
+        block_tokens = left if at_once else _BLOCK_TOKENS
         while left > 0 and open_rows:
-            block = _with_limit(generation_config, min(left, _BLOCK_TOKENS))
+            block = _with_limit(generation_config, min(left, block_tokens))
             output = model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, generation_config=block)
             new = output[:, ids.size(1) :]
             left -= new.size(1)

@@ -32,7 +32,12 @@ WRITTEN_NAMES = (
 ``_rl_server`` is ours: the server lives as long as an agent, or the way back of a swap, holds it.
 """
 
-_SAMPLING = ("temperature", "top_p", "max_tokens", "presence_penalty", "frequency_penalty", "seed", "timeout")
+_SAMPLING = (
+    *("temperature", "top_p", "n", "max_tokens", "presence_penalty", "frequency_penalty", "logit_bias", "seed"),
+    *("stop_phrases", "response_format", "logprobs", "top_logprobs", "timeout"),
+)
+# An endpoint of its own or a way in; a failover manager brings both and would send its key to the new server.
+_CONNECTION = ("api_base", "auth", "failover_manager")
 _PROVIDERS_KEPT = ("openai", "hosted_vllm")
 _ABSENT = object()
 
@@ -85,6 +90,8 @@ def check_swappable(agent: Any) -> None:
         raise AgentError(f"agent {name!r} is answered by a panel of models; improve the panel's members one by one")
     if agent.__dict__.get("_cli_backend") is not None:
         raise AgentError(f"agent {name!r} is answered by a command-line back end, which has no weights to train")
+    if agent.__dict__.get("backend") is not None:
+        raise AgentError(f"agent {name!r} is answered by a managed back end (backend=), which has no weights to train")
 
 
 def fresh_copy(agent: Any) -> Any:
@@ -102,6 +109,9 @@ def fresh_copy(agent: Any) -> Any:
     for name in ("_memory_instance", "knowledge", "_session_id", "_db", "_loop_guard"):
         if name in state:
             state[name] = None
+    guardrail = state["_guardrail_fn"]
+    if getattr(guardrail, "_praison_output_only", False) or not callable(getattr(guardrail, "validate_input", None)):
+        state["_guardrail_fn"] = None  # it judges answers, some by asking a model, and can change no request
     return twin
 
 
@@ -127,5 +137,5 @@ def _settings(agent: Any) -> dict[str, Any]:
     else:  # the agent was given a finished model object
         given = {name: getattr(agent._llm_instance, name, None) for name in _SAMPLING}
         given = {name: value for name, value in given.items() if value is not None}
-        given["max_iter"] = agent.max_iter
-    return {key: value for key, value in given.items() if key not in ("api_base", "auth")}
+        given |= {"max_iter": agent.max_iter, **(getattr(agent._llm_instance, "extra_settings", None) or {})}
+    return {key: value for key, value in given.items() if key not in _CONNECTION}

@@ -61,7 +61,11 @@ def train_grpo(run: RunFolder, rows: Sequence[Row], rewards: Sequence[Reward], *
     )
     if trainer.not_shared_because:
         run.report_event("note", text=f"prompts are not shared: {trainer.not_shared_because}")
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except RuntimeError:  # torch refuses to sample from NaN, in words that say nothing of the learning rate
+        _check_weights(trainer)
+        raise
     _check_outcome(run, trainer)
     _save_adapter(trainer, tokenizer, run)
 
@@ -245,17 +249,21 @@ def _check_outcome(run: RunFolder, trainer: PolicyTrainer) -> None:
         raise TrainingFailed(
             "training made no step: the data did not fill one generation batch. Give more prompts or smaller batches"
         )
-    broken = [name for name, p in trainer.model.named_parameters() if p.requires_grad and not p.isfinite().all()]
-    if broken:
-        raise TrainingFailed(
-            f"{len(broken)} trained tensors hold NaN or infinity (first: {broken[0]}); lower learning_rate "
-            f"({trainer.args.learning_rate:g}) and start again"
-        )
+    _check_weights(trainer)
     if steps and not any(step["grad_norm"] for step in steps):
         seen = "gave no score" if all(step["reward"] is None for step in steps) else "were equal within every group"
         raise TrainingFailed(
             f"no step of {len(steps)} had a signal: the rewards {seen}, so there was nothing to learn. Make a reward "
             "that tells answers apart, raise num_generations, or take prompts that are neither all right nor all wrong"
+        )
+
+
+def _check_weights(trainer: PolicyTrainer) -> None:
+    broken = [name for name, p in trainer.model.named_parameters() if p.requires_grad and not p.isfinite().all()]
+    if broken:
+        raise TrainingFailed(
+            f"{len(broken)} trained tensors hold NaN or infinity (first: {broken[0]}); lower learning_rate "
+            f"({trainer.args.learning_rate:g}) and start again"
         )
 
 
