@@ -32,6 +32,7 @@ class RunProgress:
         self._task: Any = None
         self._last_plain = 0.0
         self._stage = ""
+        self._said: set[str] = set()
         self._started = time.monotonic()
 
     def __enter__(self) -> "RunProgress":
@@ -47,7 +48,8 @@ class RunProgress:
         kind = event["event"]
         if kind == "stage":
             self._begin(event["stage"])
-        elif kind == "note":
+        elif kind == "note" and event["text"] not in self._said:  # several stages may notice the same
+            self._said.add(event["text"])
             self.say(event["text"])
         elif kind == "step":
             self._advance(event["step"], event["of"], _facts(event))

@@ -11,8 +11,8 @@ from typing import Any
 class FakeServer:
     """Answers chat requests with ``[tag|model] reply to: ...``; use as a context manager.
 
-    Words in the last user message steer it: ``TOOL`` calls the tool ``add`` once, ``SLOW`` waits 0.3 s, ``FAIL500``
-    answers with HTTP 500.
+    Words in the last user message steer it: ``TOOL`` calls the tool ``add`` once, ``SLOW`` waits 0.3 s, ``HOLD`` waits
+    until ``gate`` is set, ``FAIL500`` answers with HTTP 500. ``listing`` replaces the answer to ``GET /v1/models``.
     """
 
     def __init__(self, tag: str, *, models: list[dict[str, Any]] | None = None) -> None:
@@ -20,6 +20,10 @@ class FakeServer:
         self.models = models or [{"id": "m1", "object": "model"}]
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
+        self.listed: list[tuple[str, str]] = []
+        """Path and key of each GET."""
+        self.listing: bytes | None = None
+        self.gate = threading.Event()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._http.daemon_threads = True
         self._http.fake = self  # type: ignore[attr-defined]
@@ -41,6 +45,8 @@ class FakeServer:
         answered = any(m["role"] == "tool" for m in messages[user:])
         if "SLOW" in text:
             time.sleep(0.3)
+        if "HOLD" in text:
+            self.gate.wait(20)
         if request.get("tools") and "TOOL" in text and not answered:
             call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}
             return {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -58,7 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._send({"object": "list", "data": self.fake.models})
+        self.fake.listed.append((self.path, self.headers.get("authorization", "")))
+        self._send_bytes(self.fake.listing or json.dumps({"object": "list", "data": self.fake.models}).encode())
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -78,7 +85,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send({**base, "object": "chat.completion", "choices": [choice], "usage": usage})
 
     def _send(self, answer: dict[str, Any], status: int = 200) -> None:
-        body = json.dumps(answer).encode()
+        self._send_bytes(json.dumps(answer).encode(), status)
+
+    def _send_bytes(self, body: bytes, status: int = 200) -> None:
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
@@ -104,3 +113,39 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(f"data: {line}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+AGENT_KINDS = ("environment", "provider", "dict", "hosted_vllm", "bare", "finished", "subclass")
+"""Ways to say what answers an agent; the first and the last take the framework's OpenAI client, the others litellm."""
+
+
+def build_agent(kind: str, url: str, **options: Any) -> Any:
+    """An agent of ``kind`` that asks for ``m1`` at ``url`` with the key ``key-a``.
+
+    Two of the kinds know the address and the key from ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` only.
+    """
+    from praisonaiagents import Agent
+
+    class PoliteAgent(Agent):  # type: ignore[misc]
+        pass
+
+    place = {"base_url": url, "api_key": "key-a"}
+    given: dict[str, Any] = {
+        "environment": {"llm": "m1"},
+        "provider": {"llm": "openai/m1", **place},
+        "dict": {"llm": {"model": "openai/m1", "temperature": 0.3, **place}},
+        "hosted_vllm": {"llm": "hosted_vllm/m1", **place},
+        "bare": {"llm": "m1", **place},
+        "subclass": {"llm": "m1"},
+    }
+    if kind == "finished":
+        from praisonaiagents.llm import LLM
+
+        given["finished"] = {"llm": LLM(model="openai/m1", temperature=0.3, **place)}
+    plain = {"name": "helper", "instructions": "Be brief.", "tools": [add], "output": "silent", "rules": False}
+    return (PoliteAgent if kind == "subclass" else Agent)(**{**plain, **given[kind], **options})

@@ -14,6 +14,7 @@ from peft import LoraConfig
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+from trl.trainer.utils import RepeatSampler
 
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row, to_dataset
@@ -63,11 +64,20 @@ def train_grpo(run: RunFolder, rows: Sequence[Row], rewards: Sequence[Reward], *
         run.report_event("note", text=f"prompts are not shared: {trainer.not_shared_because}")
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except RuntimeError:  # torch refuses to sample from NaN, in words that say nothing of the learning rate
+    except (RuntimeError, ValueError):  # peft or torch met NaN while sampling, and says nothing of the learning rate
         _check_weights(trainer)
         raise
     _check_outcome(run, trainer)
     _save_adapter(trainer, tokenizer, run)
+
+
+class EpochSampler(RepeatSampler):  # type: ignore[misc]  # trl is not typed
+    """TRL's order of prompts, but known from the epoch alone: TRL's starts again from the first when it is resumed."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by accelerate before each epoch."""
+        if self.shuffle:
+            self.generator.manual_seed(self.seed + epoch)
 
 
 class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # trl is not typed
@@ -90,6 +100,17 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # trl is not typed
     def _policy(self, model: Any = None) -> Any:
         unwrapped = self.accelerator.unwrap_model(model if model is not None else self.model)
         return unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
+
+    def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
+        given = super()._get_train_sampler(dataset)
+        return EpochSampler(
+            given.data_source,
+            given.mini_repeat_count,
+            batch_size=given.batch_size,
+            repeat_count=given.repeat_count,
+            shuffle=given.shuffle,
+            seed=given.seed,
+        )
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
         """As TRL does, but with the tool schemas that the agent sends, which it does not run here."""
@@ -116,19 +137,26 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # trl is not typed
 
     @contextlib.contextmanager
     def _ready_to_sample(self) -> Iterator[Any]:
-        """The policy in evaluation mode, its adapter merged where merging back and forth is exact enough."""
+        """The policy in evaluation mode, its adapter merged if the weights are float32.
+
+        Frozen weights come back as they were, bit for bit: taking the adapter out by subtraction would move them a
+        little in each step, and a resumed run, which loads them afresh, would be another one.
+        """
         adapted = self.accelerator.unwrap_model(self.model)
         policy = self._policy()
-        # In 16 bits each merge and unmerge would move the frozen weights (0.05 in logits after 100 rounds).
-        mergeable = policy.dtype == torch.float32
+        # In fewer bits the merged weights would be rounded, and sample from another policy than the one that is trained
+        mergeable = policy.dtype == torch.float32 and not getattr(policy, "is_quantized", False)
+        frozen = [(p, p.data) for p in policy.parameters() if not p.requires_grad] if mergeable else []
         policy.eval()
-        if mergeable:
-            adapted.merge_adapter()
         try:
+            if mergeable:
+                adapted.merge_adapter(safe_merge=True)  # "safe": into a copy, so what is kept in frozen stays
             yield policy
         finally:
             if mergeable:
                 adapted.unmerge_adapter()
+            for parameter, weights in frozen:
+                parameter.data = weights
             policy.train()
 
     def _get_per_token_logps_and_entropies(
