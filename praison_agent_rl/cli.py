@@ -122,11 +122,12 @@ def _say_outcome(result: Any) -> None:
 
 
 def _say_estimate(draft: Any) -> None:
-    from praison_agent_rl.estimate import estimate_run, free_disk, total_memory
-    from praison_agent_rl.planning import best_device
+    from praison_agent_rl.estimate import free_disk, total_memory
+    from praison_agent_rl.planning import best_device, check_room, expected_cost
 
-    device = best_device()
-    cost = estimate_run(draft.config, draft.base, train=len(draft.train), held_out=len(draft.held_out), device=device)
+    root = Path(draft.config.output_dir or Path.cwd())
+    check_room(draft, root)
+    device, cost = best_device(), expected_cost(draft)
     table = Table("", "", show_header=False, box=None)
     table.add_row("model", draft.base)
     table.add_row("rewards", ", ".join(reward.name for reward in draft.rewards))
@@ -136,7 +137,7 @@ def _say_estimate(draft: Any) -> None:
         memory = total_memory()
         has = f" (this machine has {memory / 2**30:.0f})" if memory and device == "cpu" else ""
         table.add_row("memory", f"about {cost.memory_bytes / 2**30:.1f} GiB{has}")
-        table.add_row("disk", f"about {cost.disk_bytes / 2**30:.1f} GiB ({free_disk(Path.cwd()) / 2**30:.0f} free)")
+        table.add_row("disk", f"about {cost.disk_bytes / 2**30:.1f} GiB ({free_disk(root) / 2**30:.0f} free)")
         table.add_row("time", f"about {max(1, round(cost.seconds / 60))} minutes")
     else:
         table.add_row("memory, disk, time", "not estimated: the weights are not on this machine yet")
@@ -233,3 +234,7 @@ def _stop_on_closed_pipe(run: Callable[[], Any]) -> None:
         run()
     except BrokenPipeError:
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -61,7 +61,7 @@ def make_agent(server: Server) -> Any:
         "base_url": server.url,
         "api_key": server.api_key,
         "temperature": 0,
-        "max_tokens": 60,
+        "max_tokens": 128,
     }
     return Agent(name="Helper", instructions="Answer briefly and correctly.", llm=model, output="silent", rules=False)
 

@@ -35,7 +35,10 @@ def merge_adapter(base: str, adapter: Path, out: Path, *, config: TrainConfig, p
     adapted = PeftModel.from_pretrained(model, str(adapter))
     adapted.eval()
     wanted = _logits(adapted, prompts)
-    merged = adapted.merge_and_unload(safe_merge=True)
+    try:
+        merged = adapted.merge_and_unload(safe_merge=True)
+    except ValueError as error:  # peft: not every merged weight is a finite number
+        raise ModelError(f"the adapter {str(adapter)!r} cannot be merged: {error}") from error
     merge_error = _largest_difference(wanted, _logits(merged, prompts))
     temporary = out.with_name(f".{out.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -98,4 +101,7 @@ def _logits(model: Any, prompts: list[list[int]]) -> list[Any]:
 
 
 def _largest_difference(left: list[Any], right: list[Any]) -> float:
-    return max(float((one - other).abs().max()) for one, other in zip(left, right, strict=True))
+    import torch
+
+    # torch's max and not Python's: NaN anywhere must come out as NaN
+    return float(torch.stack([(one - other).abs().max() for one, other in zip(left, right, strict=True)]).max())

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -20,6 +21,7 @@ from praison_agent_rl.config_keys import read_source
 from praison_agent_rl.config_values import DatasetSpec
 from praison_agent_rl.data import Row
 from praison_agent_rl.errors import ConfigError, PraisonRLError
+from praison_agent_rl.estimate import Estimate, estimate_run, free_disk
 from praison_agent_rl.models import check_adapter_targets, find_weights, read_config, require_training_stack
 from praison_agent_rl.records import Plan, PlannedReward
 from praison_agent_rl.rewards import Reward, prepare, require, resolve_all, spec_of
@@ -133,8 +135,25 @@ def finish_draft(
     return Draft(config, base, split[0], split[1], rewards, list(tools), notes)
 
 
+def expected_cost(draft: Draft) -> Estimate:
+    """What the run is expected to take on this machine."""
+    sizes = {"train": len(draft.train), "held_out": len(draft.held_out)}
+    return estimate_run(draft.config, draft.base, **sizes, device=best_device())
+
+
+def check_room(draft: Draft, root: Path) -> None:
+    """Raise ConfigError if the disk that ``root`` is on has no room for the run."""
+    needed, free = expected_cost(draft).disk_bytes, free_disk(root)
+    if needed is not None and needed > free:
+        raise ConfigError(
+            f"the run needs about {needed / 2**30:.1f} GiB of disk for its model and checkpoints, and {str(root)!r} is "
+            f"on a disk with {free / 2**30:.1f} GiB free; make room, or give another output_dir"
+        )
+
+
 def write_run(draft: Draft, root: Path, *, device: str | None = None) -> RunFolder:
-    """Write the folder of the run: its plan and its rows."""
+    """Write the folder of the run: its plan and its rows; raises ConfigError where it cannot be, or has no room."""
+    check_room(draft, root)
     run = RunFolder.create(root)
     plan = Plan(
         base=draft.base,
@@ -146,25 +165,29 @@ def write_run(draft: Draft, root: Path, *, device: str | None = None) -> RunFold
         libraries=library_versions(),
         created=now(),
     )
-    datasets.write_rows(run.train_rows, draft.train)
-    datasets.write_rows(run.held_out_rows, draft.held_out)
-    write_record(run.plan_file, plan)  # last: a folder with a plan is a whole one
+    try:
+        datasets.write_rows(run.train_rows, draft.train)
+        datasets.write_rows(run.held_out_rows, draft.held_out)
+        write_record(run.plan_file, plan)  # last: a folder with a plan is a whole one
+    except OSError as error:
+        shutil.rmtree(root, ignore_errors=True)
+        raise ConfigError(f"the run's folder {str(root)!r} cannot be written: {error}") from error
     return run
 
 
-def new_run_root(name: str) -> Path:
+def new_run_root(name: str | None) -> Path:
     """A folder name under ``.praisonai/rl/runs`` that nothing else has."""
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     return HOME / "runs" / f"{slug(name)}-{stamp}-{secrets.token_hex(2)}"
 
 
-def slug(name: str) -> str:
+def slug(name: str | None) -> str:
     """``name`` as a plain file name: lower-case letters, digits and dashes.
 
     >>> slug("Support Bot (EU)")
     'support-bot-eu'
     """
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "agent"
+    return re.sub(r"[^a-z0-9]+", "-", (name or "").lower()).strip("-")[:40] or "agent"
 
 
 def library_versions() -> dict[str, str]:

@@ -2,11 +2,14 @@
 
 import json
 import zipfile
+import zlib
 from pathlib import Path
 
 from praison_agent_rl.errors import MissingExtra
 
 _TORCH_FILES = ("optimizer.pt", "scheduler.pt")
+# what zipfile raises for wrong bytes, found by changing each byte of a file
+_NO_SOUND_ZIP = (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
 def newest_whole_checkpoint(folder: Path) -> Path | None:
@@ -15,7 +18,7 @@ def newest_whole_checkpoint(folder: Path) -> Path | None:
     transformers takes the highest number without a look, fails on half a file, and goes on with a fresh optimiser if
     ``optimizer.pt`` is missing (1 of 6 runs killed while saving left such a checkpoint).
     """
-    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
+    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
     newest_first = sorted(found, key=_step, reverse=True)
     return next((path for path in newest_first if _is_whole(path)), None)
 
@@ -31,7 +34,8 @@ def _is_whole(checkpoint: Path) -> bool:
         return False
     random_states = list(checkpoint.glob("rng_state*.pth"))
     return (
-        state.get("global_step") == _step(checkpoint)
+        isinstance(state, dict)
+        and state.get("global_step") == _step(checkpoint)
         and _opens_as_safetensors(checkpoint / "adapter_model.safetensors")
         and (checkpoint / "adapter_config.json").is_file()
         and bool(random_states)
@@ -44,7 +48,7 @@ def _opens_as_zip(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile):
+    except _NO_SOUND_ZIP:
         return False
 
 

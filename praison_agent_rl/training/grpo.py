@@ -29,8 +29,12 @@ _VOCABULARY_CHUNK = 32768  # columns of the head computed at a time, as in trl/t
 _SHOWN = ("reward", "reward_std", "kl", "entropy", "grad_norm", "loss", "learning_rate", "frac_reward_zero_std")
 
 
-def train_grpo(run: RunFolder, rows: Sequence[Row], rewards: Sequence[Reward], *, resume: bool = False) -> None:
+def train_grpo(
+    run: RunFolder, rows: Sequence[Row], rewards: Sequence[Reward], *, resume: bool = False, share: bool = True
+) -> None:
     """Train the policy of ``run`` and leave its adapter in the run's folder.
+
+    ``share=False`` computes every completion with its whole prompt, as TRL does.
 
     Raises:
         ConfigError: too few prompts for one generation batch.
@@ -59,6 +63,7 @@ def train_grpo(run: RunFolder, rows: Sequence[Row], rewards: Sequence[Reward], *
         peft_config=LoraConfig(**config.lora_arguments()),
         callbacks=[EventWriter(run, [reward.name for reward in rewards])],
         shown_tools=plan.tools,
+        share=share,
     )
     if trainer.not_shared_because:
         run.report_event("note", text=f"prompts are not shared: {trainer.not_shared_because}")
@@ -83,10 +88,10 @@ class EpochSampler(RepeatSampler):  # type: ignore[misc]  # trl is not typed
 class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # trl is not typed
     """TRL's trainer, with what a group of completions shares computed once, on the prompts that the agent sends."""
 
-    def __init__(self, *, shown_tools: Sequence[dict[str, Any]] = (), **options: Any) -> None:
+    def __init__(self, *, shown_tools: Sequence[dict[str, Any]] = (), share: bool = True, **options: Any) -> None:
         super().__init__(**options)
         self.shown_tools = list(shown_tools)
-        self.not_shared_because = self._why_not_shared()
+        self.not_shared_because = self._why_not_shared() if share else "it was asked not to"
 
     def _why_not_shared(self) -> str | None:
         if self.accelerator.num_processes > 1:

@@ -33,7 +33,8 @@ def project(in_tmp: Path, tiny_model: Path) -> Path:
     (in_tmp / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (in_tmp / "config.yaml").write_text(
         f'method: grpo\nmodel_name: "{tiny_model}"\nmax_seq_length: 2048\nreward_funcs:\n'
-        '  - myproject.rewards:length_penalty\nnum_generations: 8\ndataset:\n  - name: "prompts.jsonl"\n    split: "train"\n'
+        "  - myproject.rewards:length_penalty\nnum_generations: 8\n"
+        'dataset:\n  - name: "prompts.jsonl"\n    split: "train"\n'
     )
     return in_tmp
 

@@ -106,7 +106,8 @@ def test_if_the_only_checkpoint_is_damaged_there_is_none(tmp_path, damage):
 
 
 @pytest.mark.parametrize(
-    "name", ["checkpoint-", "checkpoint-best", "checkpoint-30.part", "checkpoint--30", "tmp-checkpoint-30", "checkpoint-³"]
+    "name",
+    ["checkpoint-", "checkpoint-best", "checkpoint-30.part", "checkpoint--30", "tmp-checkpoint-30", "checkpoint-³"],
 )
 def test_folders_with_other_names_are_not_checkpoints(tmp_path, name):
     whole = checkpoint(tmp_path, 10)
@@ -118,6 +119,20 @@ def test_a_file_with_a_checkpoints_name_is_passed_over(tmp_path):
     whole = checkpoint(tmp_path, 10)
     (tmp_path / "checkpoint-30").write_text("not a folder")
     assert newest_whole_checkpoint(tmp_path) == whole
+
+
+def test_no_single_wrong_byte_ends_the_search(tmp_path):
+    before, newest = checkpoint(tmp_path, 10), checkpoint(tmp_path, 20)
+    content = (newest / "optimizer.pt").read_bytes()
+    found = []
+    for place in range(len(content)):
+        for mask in (0x01, 0x08, 0x80):
+            (newest / "optimizer.pt").write_bytes(
+                content[:place] + bytes([content[place] ^ mask]) + content[place + 1 :]
+            )
+            found.append(newest_whole_checkpoint(tmp_path))
+    assert set(found) == {before, newest}  # some bytes say nothing that matters, such as the time of writing
+    assert found.count(before) > 0.8 * len(found)
 
 
 def test_each_process_of_several_has_a_random_state_of_its_own(tmp_path):

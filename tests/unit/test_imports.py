@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "stages": {
         *LOW, "config", "records", "runs", "data", "rewards", "models", "merging", "evaluation", "training.grpo",
     },
-    "planning": {*LOW, *CONFIG, "records", "runs", "data", "rewards", "models"},
+    "planning": {*LOW, *CONFIG, "records", "runs", "data", "rewards", "models", "estimate"},
     "doctor": {*LOW, "records", "models", "estimate", "planning"},
 }  # fmt: skip
 TOP = ("improvement", "demo", "cli", "__init__")

@@ -1,0 +1,109 @@
+"""The names of TRL, transformers and peft that this package overrides or calls are there, and take what it gives."""
+
+import inspect
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTuner
+from transformers import DynamicCache, LlamaConfig
+from trl import GRPOTrainer
+from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+from trl.trainer.utils import RepeatSampler
+
+from praison_agent_rl.training.grpo import EpochSampler, PolicyTrainer
+
+
+def parameters(function):
+    return list(inspect.signature(function).parameters)
+
+
+def test_trl_tokenizes_prompts_in_a_method_of_its_own():
+    assert parameters(GRPOTrainer._tokenize_prompts) == ["self", "prompts"]
+    assert parameters(PolicyTrainer._tokenize_prompts) == ["self", "prompts"]
+    returned = inspect.getsource(GRPOTrainer._tokenize_prompts)
+    assert "return prompt_ids, images, multimodal_fields" in returned
+
+
+def test_trl_generates_in_a_method_that_is_given_every_completions_prompt():
+    wanted = ["self", "prompt_ids", "images", "multimodal_fields", "num_generations"]
+    assert parameters(GRPOTrainer._generate_single_turn)[:5] == wanted
+    assert parameters(PolicyTrainer._generate_single_turn)[:5] == wanted
+
+
+def test_trl_scores_completions_in_a_method_whose_first_arguments_are_ours():
+    wanted = ["self", "model", "input_ids", "attention_mask", "logits_to_keep"]
+    wanted += ["batch_size", "compute_entropy", "compute_aux_loss"]
+    assert parameters(GRPOTrainer._get_per_token_logps_and_entropies)[:8] == wanted
+    assert parameters(PolicyTrainer._get_per_token_logps_and_entropies)[:8] == wanted
+    # all that follows is of pictures: passed on by name, and not shared where it is given
+    rest = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters.values())[8:]
+    assert rest and all(parameter.default is None for parameter in rest)
+
+
+def test_trl_orders_prompts_with_a_sampler_that_can_be_made_again():
+    assert parameters(GRPOTrainer._get_train_sampler) == ["self", "dataset"]
+    wanted = ["self", "data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"]
+    assert parameters(RepeatSampler.__init__) == wanted
+    theirs = RepeatSampler(range(6), 2, batch_size=3, repeat_count=2, shuffle=True, seed=5)
+    ours = EpochSampler(range(6), 2, batch_size=3, repeat_count=2, shuffle=True, seed=5)
+    ours.set_epoch(0)
+    assert list(ours) == list(theirs)  # the first pass is TRL's own
+    second = list(ours)
+    ours.set_epoch(1)
+    assert list(ours) != list(theirs)
+    ours.set_epoch(0)
+    assert list(ours) != second
+    ordered = EpochSampler(range(4), 1, batch_size=2, shuffle=False)
+    ordered.set_epoch(3)
+    assert list(ordered) == [0, 1, 2, 3]
+
+
+def test_trl_trainers_have_the_attributes_that_the_overrides_read():
+    source = inspect.getsource(GRPOTrainer)
+    for name in (
+        "_tokenizer",
+        "generation_config",
+        "eos_token_ids",
+        "temperature",
+        "use_vllm",
+        "use_transformers_continuous_batching",
+    ):
+        assert f"self.{name} =" in source, name
+
+
+def test_the_chunked_log_probability_takes_nine_arguments_and_gives_what_softmax_gives():
+    wanted = ["ctx", "hidden", "weight", "bias", "targets", "temperature", "chunk_size"]
+    assert parameters(ChunkedLogProbFunction.forward) == [*wanted, "final_logit_softcapping", "logit_scale", "outputs"]
+    torch.manual_seed(0)
+    hidden, weight, bias = torch.randn(5, 8, requires_grad=True), torch.randn(11, 8), torch.randn(11)
+    targets = torch.tensor([0, 3, 10, 3, 7])
+    log_probs, entropy, *others = ChunkedLogProbFunction.apply(
+        hidden, weight, bias, targets, 0.5, 4, None, 1.0, ("log_probs", "entropy")
+    )
+    assert others == [None, None, None]
+    wanted = ((hidden @ weight.T + bias) / 0.5).log_softmax(1)
+    torch.testing.assert_close(log_probs, wanted[range(5), targets], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy, -(wanted.exp() * wanted).sum(1), rtol=1e-5, atol=1e-5)
+    got = torch.autograd.grad((log_probs + 0.1 * entropy).sum(), hidden, retain_graph=True)[0]
+    exact = torch.autograd.grad((wanted[range(5), targets] - 0.1 * (wanted.exp() * wanted).sum(1)).sum(), hidden)[0]
+    torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-5)
+
+
+def test_the_cache_of_transformers_repeats_and_selects_rows():
+    assert parameters(DynamicCache.batch_repeat_interleave) == ["self", "repeats"]
+    assert parameters(DynamicCache.batch_select_indices) == ["self", "indices"]
+    config = LlamaConfig(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, hidden_size=2)
+    cache = DynamicCache(config=config)
+    keys = torch.arange(4.0).view(2, 1, 1, 2)
+    cache.update(keys, keys + 10, 0)
+    cache.batch_repeat_interleave(2)
+    assert cache.layers[0].keys[:, 0, 0, 0].tolist() == [0, 0, 2, 2]
+    cache.batch_select_indices(torch.tensor([3, 0, 3]))
+    assert cache.layers[0].keys[:, 0, 0, 0].tolist() == [2, 0, 2]
+    assert cache.layers[0].values[:, 0, 0, 0].tolist() == [12, 10, 12]
+
+
+def test_peft_merges_into_copies_and_takes_adapters_out_again():
+    assert "safe_merge" in parameters(BaseTuner.merge_adapter)
+    assert parameters(BaseTuner.unmerge_adapter) == ["self"]
+    assert "get_base_model" in dir(PeftModel)
