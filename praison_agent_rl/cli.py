@@ -128,7 +128,7 @@ def _say_estimate(draft: Any) -> None:
     root = Path(draft.config.output_dir or Path.cwd())
     check_room(draft, root)
     device, cost = best_device(), expected_cost(draft)
-    table = Table("", "", show_header=False, box=None)
+    table = _facts_table()
     table.add_row("model", draft.base)
     table.add_row("rewards", ", ".join(reward.name for reward in draft.rewards))
     table.add_row("prompts", f"{len(draft.train)} to train on, {len(draft.held_out)} held out")
@@ -195,14 +195,21 @@ def _doctor() -> None:
     from praison_agent_rl.doctor import examine
 
     facts, parts = examine()
-    table = Table("", "", show_header=False, box=None)
+    table = _facts_table()
     for name, value in facts.items():
         table.add_row(name, value)
     console.print(table)
-    state = Table("part", "", "what it lacks", box=None)
+    state = Table("part", "", box=None)
+    state.add_column("what it lacks", overflow="fold")
     for part in parts:
         state.add_row(part.name, "[green]ready[/green]" if part.ready else "[yellow]no[/yellow]", part.lacks)
     console.print(state)
+
+
+def _facts_table() -> Table:
+    table = Table("", show_header=False, box=None)
+    table.add_column(overflow="fold")  # paths are to be copied whole
+    return table
 
 
 def _guard(debug: bool, work: Callable[[], Any]) -> None:

@@ -108,7 +108,7 @@ def improve(
         on_event: OnEvent = (lambda event: None) if quiet else progress
         for note in draft.notes:
             on_event({"event": "note", "text": note})
-        root = Path(draft.config.output_dir or planning.new_run_root(agent.name))
+        root = Path(draft.config.output_dir or planning.new_run_root(agent.name)).resolve()
         run = planning.write_run(draft, root)
         carry_out(draft, run, on_event)
         result = finish(run)

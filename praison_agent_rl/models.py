@@ -17,7 +17,6 @@ from typing import Any
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.endpoints import list_models
 from praison_agent_rl.errors import MissingExtra, ModelError
-from praison_agent_rl.runs import publish_folder
 from praison_agent_rl.swap import server_of
 
 EMBEDDED = "smollm2-135m-instruct"
@@ -190,8 +189,8 @@ def plain_weights(source: str) -> str:
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             _convert_gguf(path, temporary)
-            if not (folder / "config.json").exists():  # another process may have been faster
-                publish_folder(temporary, folder)
+            with contextlib.suppress(OSError):  # where another process was faster, its result stands
+                os.rename(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return str(folder)
@@ -226,8 +225,14 @@ def load_tokenizer(source: str, config: TrainConfig) -> Any:
 def load_model(source: str, config: TrainConfig, *, device: str, full_precision: bool = False) -> Any:
     """The causal language model of ``source`` on ``device``; ``full_precision`` means float32, unquantised."""
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(
+            "this machine has a GPU driver, but the installed torch sees no GPU; install a CUDA build of torch, "
+            "or set PRAISON_AGENT_RL_DEVICE=cpu"
+        )
     options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     if full_precision or (device == "cpu" and config.dtype == "auto"):
         options["dtype"] = torch.float32  # CPUs are no faster in 16 bits, and less exact
@@ -237,7 +242,7 @@ def load_model(source: str, config: TrainConfig, *, device: str, full_precision:
         options["quantization_config"] = _quantization(config)
     try:
         model = AutoModelForCausalLM.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"the weights of {source!r} cannot be loaded: {error}") from error
     if getattr(model, "is_quantized", False):
         return model.dequantize().float() if full_precision else model  # quantised weights choose their own device
@@ -280,7 +285,7 @@ def _convert_gguf(path: Path, folder: Path) -> None:
         raise MissingExtra(
             f'reading a GGUF file needs gguf: pip install "praison-agent-rl[train]" ({error})'
         ) from error
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+    except Exception as error:
         raise ModelError(f"the GGUF file {str(path)!r} cannot be read: {error}") from error
     config = quantised.config
     if hasattr(config, "quantization_config"):

@@ -113,7 +113,7 @@ def finish_draft(
 ) -> Draft:
     """Split the rows, try the rewards on a sample, and check what depends on the two; raises all problems at once."""
     notes = list(config.notes)
-    problems.attempt(lambda: _check_method(config))
+    problems.attempt(lambda: _check_runnable(config))
     tied = bool(read_config(base).get("tie_word_embeddings"))
     problems.attempt(lambda: check_adapter_targets(config, tied=tied, source=base))
     split = problems.attempt(lambda: datasets.split_rows(rows, config.held_out, seed=config.held_out_seed))
@@ -234,7 +234,12 @@ def _checked_rows(data: Any, method: str) -> list[Row]:
     return rows
 
 
-def _check_method(config: TrainConfig) -> None:
+def _check_runnable(config: TrainConfig) -> None:
+    if config.resume_from_checkpoint:
+        raise ConfigError(
+            f"resume_from_checkpoint={config.resume_from_checkpoint!r}: a run is continued as it was planned, by "
+            "`praison-agent-rl train --resume RUN` with the run's folder; take the key out of the configuration"
+        )
     if config.method not in _METHODS_TRAINED:
         raise ConfigError(
             f"method {config.method!r} is read and checked, but this version trains only {', '.join(_METHODS_TRAINED)}"

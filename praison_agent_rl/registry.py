@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from praison_agent_rl.records import Comparison, MergeProof, Version
@@ -20,9 +21,7 @@ def publish_version(
     """
     folder = home / "versions" / agent
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".part-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp(prefix=".part-", dir=folder))
     for name in _KEPT:
         if (run.root / name).exists():
             shutil.copy2(run.root / name, temporary / name)
@@ -46,8 +45,9 @@ def publish_version(
             os.rename(temporary, final)
             return version
         except OSError:
-            if not final.exists():  # somebody else took this number: take the next one
+            if not final.exists():
                 raise
+            # another run took this number in between: take the next one
 
 
 def list_versions(home: Path, agent: str) -> list[Version]:

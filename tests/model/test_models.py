@@ -98,7 +98,9 @@ def test_a_hub_name_that_is_not_cached_is_refused_without_a_network(in_tmp):
 
 
 def test_a_name_that_no_hub_could_have_is_refused(in_tmp):
-    assert refusal(find_weights, "no spaces/in names") == "'no spaces/in names' is neither a folder nor a valid hub name"
+    assert (
+        refusal(find_weights, "no spaces/in names") == "'no spaces/in names' is neither a folder nor a valid hub name"
+    )
 
 
 def test_the_config_of_a_folder_is_read_and_that_of_anything_else_is_empty(tiny_model, in_tmp):
@@ -124,6 +126,11 @@ def test_weights_that_cannot_be_read_are_a_model_error(tiny_model, in_tmp):
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_model(str(in_tmp / "m"), config_of(), device="cpu")
     (in_tmp / "m" / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(str(in_tmp / "m"), config_of(), device="cpu")
+    other_shape = {**read_config(str(tiny_model)), "intermediate_size": 96}
+    (in_tmp / "m" / "config.json").write_text(json.dumps(other_shape))
+    (in_tmp / "m" / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes())
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_model(str(in_tmp / "m"), config_of(), device="cpu")
 
@@ -172,7 +179,7 @@ def in_order_of_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
     return by_head.swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(model_folder, path, *, quantised=None):
+def write_gguf(model_folder, path, *, quantised=None, merges=()):
     """The model of ``model_folder`` as llama.cpp's converter writes it, tokenizer and chat template included."""
     config = json.loads((model_folder / "config.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
@@ -192,7 +199,10 @@ def write_gguf(model_folder, path, *, quantised=None):
     writer.add_token_list(tokens)
     kinds = [gguf.TokenType.CONTROL if place < 3 else gguf.TokenType.NORMAL for place in range(len(tokens))]
     writer.add_token_types(kinds)
-    writer.add_token_merges(["Ġ Ġ"])  # readers want one; it makes no token, as its sum is in no vocabulary
+    if merges:
+        writer.add_token_merges(list(merges))
+    else:
+        writer.add_token_scores([0.0] * len(tokens))  # from which a reader makes the merges that there are: none
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_pad_token_id(2)
@@ -290,6 +300,12 @@ def test_a_broken_gguf_file_is_a_model_error_and_leaves_nothing_in_the_cache(tin
     path.write_bytes(BROKEN[kind](path.read_bytes()))
     text = refusal(plain_weights, str(path))
     assert text.startswith(f"the GGUF file {str(path)!r} cannot be read: ")
+    assert os.listdir(in_tmp / "cache" / "converted") == []
+
+
+def test_a_gguf_file_whose_tokenizer_contradicts_itself_is_a_model_error(tiny_model, in_tmp):
+    path = write_gguf(tiny_model, in_tmp / "small.gguf", merges=["Ġ Ġ"])  # the merged token is not in the vocabulary
+    assert "cannot be read: Error while initializing BPE" in refusal(plain_weights, str(path))
     assert os.listdir(in_tmp / "cache" / "converted") == []
 
 
