@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from praison_agent_rl.errors import AgentError, ConfigError, PraisonRLError
@@ -202,7 +203,7 @@ def _doctor() -> None:
     state = Table("part", "", box=None)
     state.add_column("what it lacks", overflow="fold")
     for part in parts:
-        state.add_row(part.name, "[green]ready[/green]" if part.ready else "[yellow]no[/yellow]", part.lacks)
+        state.add_row(part.name, "[green]ready[/green]" if part.ready else "[yellow]no[/yellow]", escape(part.lacks))
     console.print(state)
 
 

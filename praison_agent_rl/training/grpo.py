@@ -67,11 +67,7 @@ def train_grpo(
     )
     if trainer.not_shared_because:
         run.report_event("note", text=f"prompts are not shared: {trainer.not_shared_because}")
-    try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except (RuntimeError, ValueError):  # peft or torch met NaN while sampling, and says nothing of the learning rate
-        _check_weights(trainer)
-        raise
+    _train(trainer, checkpoint)
     _check_outcome(run, trainer)
     _save_adapter(trainer, tokenizer, run)
 
@@ -273,6 +269,14 @@ def _arguments(run: RunFolder, config: TrainConfig, weights: list[float], device
 
 def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if key not in names}
+
+
+def _train(trainer: PolicyTrainer, checkpoint: Path | None) -> None:
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except (RuntimeError, ValueError):  # peft or torch met NaN while sampling, and says nothing of the learning rate
+        _check_weights(trainer)
+        raise
 
 
 def _check_outcome(run: RunFolder, trainer: PolicyTrainer) -> None:

@@ -112,7 +112,7 @@ def test_debug_shows_the_traceback(project: Path) -> None:
 def test_doctor_names_each_part_and_what_it_lacks(project: Path) -> None:
     done = run("doctor", cwd=project)
     assert done.returncode == 0
-    for word in ("training (GRPO on CPU or GPU)", "unsloth", "memory", "embedded model", "trl"):
+    for word in ("training (GRPO on CPU or GPU)", "praison-agent-rl[vllm]", "memory", "embedded model", "trl"):
         assert word in done.stdout
 
 

@@ -35,7 +35,8 @@ TOOL = {
 }
 WITH_TOOLS = (
     "{% if tools %}{{ 'TOOLS:' }}{% for tool in tools %}{{ tool['function']['name'] }}{% endfor %}{{ '\n' }}{% endif %}"
-    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}{{ 'assistant: ' }}"
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    "{{ 'assistant: ' }}"
 )
 
 

@@ -127,10 +127,13 @@ def bfloat16_model(tiny_model, tmp_path):
     return folder
 
 
-def test_a_bfloat16_base_is_merged_in_float32_and_rounded_once(bfloat16_model, in_tmp):
+@pytest.mark.parametrize("trained_in", ["auto", "bfloat16"])
+def test_a_bfloat16_base_is_merged_in_float32_and_rounded_once(bfloat16_model, in_tmp, trained_in):
     # all-linear with this size moves logits by several units; rounding to 8 bits moves them by a few hundredths
     adapter = adapter_for(bfloat16_model, in_tmp / "adapter", size=0.02)
-    proof = merge_adapter(str(bfloat16_model), adapter, in_tmp / "model", config=config_of(), prompts=PROMPTS)
+    proof = merge_adapter(
+        str(bfloat16_model), adapter, in_tmp / "model", config=config_of(dtype=trained_in), prompts=PROMPTS
+    )
     base, merged = (load_file(folder / "model.safetensors") for folder in (bfloat16_model, in_tmp / "model"))
     lora = load_file(adapter / "adapter_model.safetensors")
     assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
