@@ -50,10 +50,9 @@ def train_grpo(
     model = load_model(source, config, device=plan.device)
     check_adapter_targets(config, tied=bool(model.config.get_text_config().tie_word_embeddings), source=source)
     checkpoint = newest_whole_checkpoint(run.checkpoints) if resume else None
+    start = f"going on from {checkpoint.name}" if checkpoint else "no whole checkpoint: from the start"
     if resume:
-        run.report_event(
-            "note", text=f"going on from {checkpoint.name}" if checkpoint else "no whole checkpoint: from the start"
-        )
+        run.report_event("note", text=start)
     trainer = PolicyTrainer(
         model=model,
         reward_funcs=list(rewards),
