@@ -43,7 +43,8 @@ def estimate_run(config: TrainConfig, base: str, *, train: int, held_out: int, d
     shape = read_config(base)
     width, layers = int(shape.get("hidden_size", 2048)), int(shape.get("num_hidden_layers", 24))
     adapter = 14 * layers * width * config.lora_r  # seven projections, two matrices each
-    weight_bytes = 4 if device == "cpu" else 1 if config.load_in_4bit else 2
+    # on a CPU twice: the merged copy that rollouts are sampled from
+    weight_bytes = 8 if device == "cpu" else 1 if config.load_in_4bit else 2
     tokens = config.per_device_train_batch_size * config.max_completion_length
     activations = tokens * (
         layers * width * 34 + 32768 * 4 * 2

@@ -118,3 +118,67 @@ class Version(Record):
     created: str
     comparison: Comparison
     merge: MergeProof
+
+
+class Call(Record):
+    """One model request as it was sent, and the whole reply."""
+
+    id: str
+    run: str | None = None
+    """Run that it belongs to; None for a call outside of any."""
+    agent: str | None = None
+    time: float
+    """Unix seconds at which it was sent."""
+    seconds: float = 0.0
+    """Until the whole reply was there."""
+    model: str | None = None
+    version: str | None = None
+    """Name of the model among ours, if one of ours answered."""
+    api: Literal["chat", "responses"] = "chat"
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+    settings: dict[str, Any] = {}
+    """Tool choice, response format, sampling, and whatever else was sent."""
+    reply: dict[str, Any] | None = None
+    """Assistant message: content, tool_calls, reasoning_content."""
+    finish: str | None = None
+    usage: dict[str, Any] | None = None
+    logprobs: Any = None
+    error: str | None = None
+    partial: bool = False
+    """A stream that was not read to its end."""
+
+
+class Feedback(Record):
+    """What somebody said of a run afterwards."""
+
+    run: str
+    time: float
+    score: float | None = None
+    label: str | None = None
+    correction: str | None = None
+    """The answer that should have been given."""
+
+
+class Run(Record):
+    """One turn of an agent: what it was asked, the calls that it made, and what came out."""
+
+    id: str
+    agent: str | None = None
+    parent: str | None = None
+    """Run in which this one was started, by a handoff or a team."""
+    session: str | None = None
+    tags: list[str] = []
+    style: str = "chat"
+    """How the agent was called."""
+    time: float
+    """Unix seconds."""
+    seconds: float = 0.0
+    version: str | None = None
+    prompt: Any = None
+    output: Any = None
+    error: str | None = None
+    finished: bool = True
+    """False where the process ended first."""
+    calls: list[Call] = []
+    feedback: list[Feedback] = []
