@@ -31,8 +31,8 @@ def start_child(
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m module arguments...`` with its output appended to ``log``; it ends when this process does.
 
-    The child sees the modules that this process sees, and its waiting threads sleep instead of spinning. ``env`` adds
-    variables; those that the user has set are kept.
+    The child sees the modules that this process sees, and its waiting threads sleep instead of spinning. Variables that
+    the user has set are kept, but for those in ``env``.
     """
     search_path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     environment = {**_QUIET_CPU, **os.environ, "PYTHONPATH": search_path, **(env or {})}

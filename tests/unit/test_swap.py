@@ -18,7 +18,7 @@ from praisonaiagents import Agent, AgentTeam
 
 from praison_agent_rl.errors import AgentError
 from praison_agent_rl.swap import WRITTEN_NAMES, check_swappable, server_of, swap_model
-from tests.fakes import AGENT_KINDS, FakeServer, build_agent
+from tests.fakes import AGENT_KINDS, FakeServer, build_agent, garbage_collected_only_afterwards
 
 PATHS = ("environment", "provider")  # one kind for each of the framework's two clients
 
@@ -35,12 +35,14 @@ STYLES: dict[str, Callable[[Any, str], Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, in_tmp: Path, server_a: FakeServer) -> None:
+def environment(monkeypatch: pytest.MonkeyPatch, in_tmp: Path, server_a: FakeServer) -> Iterator[None]:
     """What the agents find around them names server A and its key, and nothing else of a provider."""
     for name in [n for n in os.environ if n.startswith(("OPENAI_", "OLLAMA_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OPENAI_BASE_URL", server_a.url)
     monkeypatch.setenv("OPENAI_API_KEY", "key-a")
+    with garbage_collected_only_afterwards():
+        yield
 
 
 @pytest.fixture
