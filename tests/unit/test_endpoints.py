@@ -13,7 +13,7 @@ import pytest
 from praison_agent_rl.endpoints import list_models
 from praison_agent_rl.errors import ModelError
 from praison_agent_rl.models import weights_beneath
-from tests.fakes import build_agent
+from tests.fakes import FakeServer, build_agent
 
 
 @pytest.fixture(autouse=True)
