@@ -23,6 +23,7 @@ _QUIET_CPU: dict[str, str] = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",
     "PYTHONUNBUFFERED": "1",
+    "PYTHONSAFEPATH": "1",
 }
 
 
@@ -34,7 +35,8 @@ def start_child(
     The child sees the modules that this process sees, and its waiting threads sleep instead of spinning. Variables that
     the user has set are kept, but for those in ``env``.
     """
-    search_path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    # The current folder comes last: there a rewards module is found, but a file such as datasets.py hides no package.
+    search_path = os.pathsep.join(dict.fromkeys([*(entry or os.getcwd() for entry in sys.path), os.getcwd()]))
     environment = {**_QUIET_CPU, **os.environ, "PYTHONPATH": search_path, **(env or {})}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:

@@ -1,7 +1,8 @@
-"""Ask an OpenAI-compatible server which models it has."""
+"""Ask an OpenAI-compatible server which models it has, and reach those of this machine directly."""
 
 import http.client
 import json
+import os
 import urllib.request
 from typing import Any
 
@@ -25,3 +26,13 @@ def list_models(url: str, api_key: str | None, *, timeout: float = 5.0) -> dict[
         return {str(model["id"]): dict(model) for model in answer["data"]}
     except (KeyError, TypeError) as error:
         raise ValueError(f"{url}/models did not answer with a list of models: {str(answer)[:200]}") from error
+
+
+def keep_loopback_off_proxies() -> None:
+    """Let this process reach 127.0.0.1 directly where it has a proxy; a proxy cannot, and would be shown the keys."""
+    if not any(name.lower() in ("http_proxy", "all_proxy") for name in os.environ):
+        return
+    for name in ("NO_PROXY", "no_proxy"):
+        kept = [host.strip() for host in os.environ.get(name, "").split(",") if host.strip()]
+        if "*" not in kept:
+            os.environ[name] = ",".join(dict.fromkeys([*kept, "127.0.0.1", "localhost"]))

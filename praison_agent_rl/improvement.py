@@ -2,17 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from praison_agent_rl import planning
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row
-from praison_agent_rl.errors import DataError
+from praison_agent_rl.errors import AgentError, DataError, PraisonRLError, ServerFailed, TrainingFailed
 from praison_agent_rl.models import require_training_stack, weights_beneath
 from praison_agent_rl.planning import Draft, Problems
 from praison_agent_rl.progress import RunProgress
-from praison_agent_rl.records import Comparison, MergeProof
+from praison_agent_rl.records import FEWEST_PROMPTS, Comparison, MergeProof, Version
 from praison_agent_rl.registry import publish_version
 from praison_agent_rl.report import write_report
 from praison_agent_rl.rewards import require, resolve_all
@@ -41,6 +42,8 @@ class Improvement:
     """Folder of the new version's merged weights."""
     server: Server | None = field(default=None, repr=False)
     """Server that the agent is answered from now."""
+    agent: Any = field(default=None, repr=False)
+    """The agent that was improved."""
     undo: Callable[[], None] | None = field(default=None, repr=False)
     """What points the agent back at its old model; None once it has."""
 
@@ -60,12 +63,23 @@ class Improvement:
         return self.undo is not None
 
     def rollback(self) -> None:
-        """Let the old model answer the agent again and stop the new one's server; a second call does nothing."""
-        if self.undo is not None:
-            self.undo()
-            self.undo = None
-        if self.server is not None:
-            self.server.stop()
+        """Let the old model answer the agent again; a second call does nothing.
+
+        The new model's server ends when the turns that are under way have had their answers: once it was idle for
+        five seconds.
+
+        Raises:
+            AgentError: a later improvement is in place, which has to be rolled back first.
+        """
+        if self.undo is None or self.server is None:
+            return
+        if server_of(self.agent) is not self.server:
+            raise AgentError(
+                f"{self.version} cannot be rolled back: a later version was swapped in after it; roll that back first"
+            )
+        self.undo()
+        self.undo = None
+        self.server.retire()
 
     def __str__(self) -> str:
         total = self.comparison.total
@@ -101,11 +115,10 @@ def improve(
         PraisonRLError: something given is wrong (before any model is loaded), or the run failed; either way the agent
             answers as before.
     """
-    draft = draft_improvement(
-        agent, data, base_model, config, {"method": method, "reward_funcs": reward_funcs, **settings}
-    )
     with RunProgress() as progress:
         on_event: OnEvent = (lambda event: None) if quiet else progress
+        given = {"method": method, "reward_funcs": reward_funcs, **settings}
+        draft = draft_improvement(agent, data, base_model, config, given, on_event)
         for note in draft.notes:
             on_event({"event": "note", "text": note})
         root = Path(draft.config.output_dir or planning.new_run_root(agent.name)).resolve()
@@ -117,7 +130,9 @@ def improve(
         return result
 
 
-def draft_improvement(agent: Any, data: Any, base_model: str | None, config: Any, settings: dict[str, Any]) -> Draft:
+def draft_improvement(
+    agent: Any, data: Any, base_model: str | None, config: Any, settings: dict[str, Any], on_event: OnEvent
+) -> Draft:
     """Check all that ``improve`` was given and ask the agent how it asks; no model is loaded."""
     problems = Problems()
     fns = problems.attempt(lambda: resolve_all(settings.get("reward_funcs")))
@@ -133,20 +148,22 @@ def draft_improvement(agent: Any, data: Any, base_model: str | None, config: Any
     rows = problems.attempt(lambda: _rows_of(given, loaded.method))
     problems.raise_all()
     assert base is not None and rows is not None
-    rows, tools = as_the_agent_asks(agent, rows)
+    rows, tools = as_the_agent_asks(agent, rows, on_event)
     draft = planning.finish_draft(loaded, base, rows, problems=problems, tools=tools)
-    if len(draft.held_out) < 2:
+    if len(draft.held_out) < FEWEST_PROMPTS:
         raise DataError(
-            f"{len(draft.held_out)} prompts are held out, and without at least two nothing can be shown to be better; "
-            "raise held_out or give more prompts"
+            f"{len(draft.held_out)} prompts are held out, and with fewer than {FEWEST_PROMPTS} nothing can be shown to "
+            "be better; raise held_out or give more prompts"
         )
     return draft
 
 
-def as_the_agent_asks(agent: Any, rows: list[Row]) -> tuple[list[Row], list[dict[str, Any]]]:
+def as_the_agent_asks(agent: Any, rows: list[Row], on_event: OnEvent) -> tuple[list[Row], list[dict[str, Any]]]:
     """The rows with each text prompt replaced by the messages that the agent sends for it, and the tools it sends."""
     texts = [row["prompt"] for row in rows if isinstance(row["prompt"], str)]
-    requests = iter(sent_requests(agent, texts)) if texts else iter(())
+    on_event({"event": "stage", "stage": "ask"})
+    progress = partial(_report_asked, on_event, len(texts))
+    requests = iter(sent_requests(agent, texts, progress=progress)) if texts else iter(())
     tools: list[dict[str, Any]] = []
     asked = []
     for row in rows:
@@ -156,6 +173,10 @@ def as_the_agent_asks(agent: Any, rows: list[Row]) -> tuple[list[Row], list[dict
             row = {**row, "prompt": request.messages}
         asked.append(row)
     return asked, tools
+
+
+def _report_asked(on_event: OnEvent, of: int, done: int) -> None:
+    on_event({"event": "answered", "side": "agent", "done": done, "of": of})
 
 
 def carry_out(draft: Draft, run: RunFolder, on_event: OnEvent, *, resume: bool = False) -> None:
@@ -170,7 +191,12 @@ def carry_out(draft: Draft, run: RunFolder, on_event: OnEvent, *, resume: bool =
     )
     on_event({"event": "note", "text": text})
     run.listener = on_event
-    run_stages(run, stages, draft.rewards, resume=resume)
+    try:
+        run_stages(run, stages, draft.rewards, resume=resume)
+    except PraisonRLError:
+        raise
+    except Exception as error:  # the boundary that the child process has in stages.main
+        raise TrainingFailed(f"the run in {run.root} failed: {type(error).__name__}: {error}") from error
 
 
 def resume_run(root: Path, *, quiet: bool = False) -> Improvement | RunFolder:
@@ -205,9 +231,20 @@ def _publish(result: Improvement, run: RunFolder, agent: Any, *, swap: bool) -> 
     )
     result.version, result.model = version.name, Path(version.folder) / "model"
     if swap:
-        server = start_server(result.model, name=f"rl-{name}-{version.name}", device=run.plan.device)
-        result.server = server
-        result.undo = swap_model(agent, server.model, base_url=server.url, api_key=server.api_key, server=server)
+        result.server = server = _serve(version, run.plan.device)
+        result.agent = agent
+        result.undo = swap_model(agent, server.model, base_url=server.address, api_key=server.api_key, server=server)
+
+
+def _serve(version: Version, device: str) -> Server:
+    folder = Path(version.folder) / "model"
+    try:
+        return start_server(folder, name=f"rl-{version.agent}-{version.name}", device=device)
+    except ServerFailed as failure:
+        raise ServerFailed(
+            f"{version.name} is better and was kept in {str(folder)!r}, but could not be served, so the agent keeps "
+            f"its model: {failure}"
+        ) from failure
 
 
 def _rows_of(data: Any, method: str) -> list[Row]:

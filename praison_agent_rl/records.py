@@ -4,6 +4,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+FEWEST_PROMPTS = 8
+"""Held-out prompts below which nothing is called better: on pure noise the bootstrap interval of 2 prompts lies above
+zero one time in four, that of 8 about one time in twenty (nominal: one in forty)."""
+
 
 class Record(BaseModel):
     """A fact that was written down once and is not changed."""
@@ -42,6 +46,8 @@ class Plan(Record):
     libraries: dict[str, str]
     created: str
     """ISO time, UTC."""
+    agent: str | None = None
+    """Name of the agent that is improved; None for a model trained from a file."""
 
 
 class Answer(Record):
@@ -85,8 +91,8 @@ class Comparison(Record):
 
     @property
     def better(self) -> bool:
-        """Whether the interval of the total lies above zero. NaN is never better."""
-        return self.total.low > 0
+        """Whether the interval of the total lies above zero, on enough prompts to mean it. NaN is never better."""
+        return self.prompts >= FEWEST_PROMPTS and self.total.low > 0
 
 
 class MergeProof(Record):

@@ -10,10 +10,11 @@ import numbers
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
@@ -64,12 +65,17 @@ def importing_from(folder: str | os.PathLike[str] | None) -> Iterator[None]:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a user's own class may fail even here
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _cause(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    with suppress(Exception):  # a user's own exception may fail even here
+        return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return type(error).__name__
 
 
 def _collect(do: Callable[[Any], Any], given: object) -> tuple[list[Any], list[str]]:
@@ -256,8 +262,17 @@ def _wait(result: Awaitable[Any]) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(outcome())
-    with ThreadPoolExecutor(1) as thread:  # where a loop runs (a notebook, a service) a second one cannot
-        return thread.submit(asyncio.run, outcome()).result()
+    # where a loop runs (a notebook, a service) a second one cannot; a daemon, so that Ctrl-C need not wait for it
+    done: Future[Any] = Future()
+    threading.Thread(target=_settle, args=(done, outcome), daemon=True).start()
+    return done.result()
+
+
+def _settle(done: "Future[Any]", outcome: Callable[[], Any]) -> None:
+    try:
+        done.set_result(asyncio.run(outcome()))
+    except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+        done.set_exception(error)
 
 
 def _plain(value: Any) -> Any:
@@ -308,7 +323,9 @@ class Reward:
             values = self.fn(**given)
             if inspect.isawaitable(values):
                 values = _wait(values)
-        except (Exception, SystemExit) as error:  # the reward boundary: user code may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the reward boundary: user code may raise anything
             first = f" (first completion: {_short(completions[0])})" if completions else ""
             raise RewardError(f"reward {self.name!r} failed: {_cause(error)}{first}") from error
         return as_scores(values, self.name, len(completions))
@@ -371,7 +388,8 @@ def find_shape(fn: Function, prompts: Texts, columns: Columns, *, name: str = ""
         works.append(shape)
     if not works:
         raise RewardError("\n".join(failures))
-    return works[0]
+    # On a tie text: `"sorry" in c` works on both forms but means text, and what means messages fails on text.
+    return _PLAIN if _PLAIN in works else works[0]
 
 
 def _fit(named: tuple[Function, str], prompts: Texts, columns: Columns) -> Reward:
@@ -394,7 +412,8 @@ def prepare(specs: object, *, weights: Sequence[float] | None = None, prompts: T
     if weights is not None and len(weights) != asked:
         failures.append(f"{asked} reward_funcs but {len(weights)} reward_weights")
     named = list(zip(fns, unique_names(fns), strict=True))
-    rewards, unfit = _collect(lambda pair: _fit(pair, prompts, columns), named)
+    with importing_from(None):  # a reward may import a helper beside it when it is called
+        rewards, unfit = _collect(lambda pair: _fit(pair, prompts, columns), named)
     if failures or unfit:
         raise RewardError("\n".join([*failures, *unfit]))
     return [replace(r, weight=float(w)) for r, w in zip(rewards, weights or [1.0] * asked, strict=True)]

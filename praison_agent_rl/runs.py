@@ -3,13 +3,14 @@
 The folder is the whole contract between the process that plans a run and those that carry it out (DESIGN 14).
 """
 
+import contextlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from praison_agent_rl.errors import ConfigError
 from praison_agent_rl.records import Plan, Record
@@ -69,13 +70,17 @@ class RunFolder:
     def report_event(self, event: str, **facts: Any) -> None:
         """Append one line for whoever watches; ``event`` is its kind."""
         entry = {"time": now(), "event": event, **facts}
-        with self.events_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry, default=str) + "\n")
+        with self.events_file.open("ab+") as file:
+            start = b"" if _ends_a_line(file) else b"\n"  # a killed process may have left half a line
+            file.write(start + json.dumps(entry, default=str).encode() + b"\n")
         if self.listener:
             self.listener(entry)
 
     def events(self, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Whole events from byte ``start`` on, each with the byte after it; a line still being written is left."""
+        """Whole events from byte ``start`` on, each with the byte after it.
+
+        A line still being written is left for later, and half a line that a killed process left is passed over.
+        """
         if not self.events_file.exists():
             return
         with self.events_file.open("rb") as file:
@@ -84,12 +89,20 @@ class RunFolder:
                 if not line.endswith(b"\n"):
                     return
                 start += len(line)
-                yield start, json.loads(line)
+                with contextlib.suppress(ValueError):
+                    yield start, json.loads(line)
 
     def steps(self) -> list[dict[str, Any]]:
         """The metrics of each training step, in order; a step done again after a resume counts once."""
         by_step = {event["step"]: event for _, event in self.events() if event["event"] == "step"}
         return [by_step[step] for step in sorted(by_step)]
+
+
+def _ends_a_line(file: BinaryIO) -> bool:
+    if file.seek(0, os.SEEK_END) == 0:
+        return True
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
 
 
 def now() -> str:
@@ -110,8 +123,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
-    """Read a record that `write_record` wrote."""
-    return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    """Read a record that `write_record` wrote; raises ConfigError for a file that is not one."""
+    try:
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read as a {kind.__name__}: {str(error)[:300]}") from error
 
 
 def publish_folder(temporary: Path, final: Path) -> None:

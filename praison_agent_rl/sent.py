@@ -8,12 +8,14 @@ asked: the listener on 127.0.0.1 answers each request with a fixed word.
 import contextlib
 import io
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from praison_agent_rl.endpoints import keep_loopback_off_proxies
 from praison_agent_rl.errors import AgentError
 from praison_agent_rl.swap import fresh_copy, swap_model
 
@@ -37,12 +39,13 @@ def sent_requests(
         AgentError: the agent sent nothing for a prompt (a guardrail or hook of its own may have stopped it).
     """
     requests = []
+    keep_loopback_off_proxies()
     with _listener() as (url, received):
         for number, prompt in enumerate(prompts):
             received.clear()
             twin = fresh_copy(agent)
             swap_model(twin, "listener", base_url=url, api_key="none")
-            with contextlib.redirect_stdout(io.StringIO()):  # the framework prints panels even when it is silent
+            with _silent_thread():  # the framework prints panels even when it is silent
                 twin.chat(prompt)
             if not received:
                 raise AgentError(f"agent {agent.name!r} sent no request for the prompt {prompt[:80]!r}")
@@ -54,6 +57,35 @@ def sent_requests(
 def _as_request(body: dict[str, Any]) -> SentRequest:
     rest = {k: v for k, v in body.items() if k not in ("messages", "tools", "model", "stream") and v is not None}
     return SentRequest(body["messages"], body.get("tools") or [], rest)
+
+
+class _Muted(io.TextIOBase):
+    """Standard output, less what one thread writes."""
+
+    def __init__(self, stream: Any, thread: int) -> None:
+        self._stream, self._thread = stream, thread
+
+    def write(self, text: str) -> int:
+        """Write for every thread but the muted one."""
+        return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+_one_at_a_time = threading.Lock()  # two that replace sys.stdout at once could each put back the other's
+
+
+@contextlib.contextmanager
+def _silent_thread() -> Iterator[None]:
+    """Drop what this thread prints; what other threads print is shown."""
+    with _one_at_a_time:
+        before = sys.stdout
+        sys.stdout = _Muted(before, threading.get_ident())
+        try:
+            yield
+        finally:
+            sys.stdout = before
 
 
 @contextlib.contextmanager

@@ -7,10 +7,12 @@ The server is ``transformers serve`` (DESIGN 10), run in a child process that en
 import hmac
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -19,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from praison_agent_rl.child import last_lines, start_child, stop_child
-from praison_agent_rl.endpoints import list_models
+from praison_agent_rl.endpoints import keep_loopback_off_proxies, list_models
 from praison_agent_rl.errors import MissingExtra, ServerFailed
 from praison_agent_rl.models import plain_weights
 
 _KEY_VARIABLE = "PRAISON_AGENT_RL_SERVER_KEY"
 _ATTEMPTS = 3
+_BUSY = "busy"
+_LAST_REQUEST = "last_request"
 
 
 @dataclass
@@ -39,16 +43,59 @@ class Server:
     folder: Path
     """Folder of the weights that it serves."""
     process: "subprocess.Popen[bytes]" = field(repr=False)
-    log: Path
+    home: Path
+    """Folder of the server's own files, such as its log."""
+    owner: int = field(default_factory=os.getpid, repr=False)
+    """Process that started it; a fork of that process may use the server but never ends it."""
 
     @property
     def running(self) -> bool:
         """Whether the server's process is alive."""
         return self.process.poll() is None
 
+    @property
+    def address(self) -> "ServerAddress":
+        """The base URL as a text that keeps the server alive for as long as anything holds it."""
+        return ServerAddress(self.url, self)
+
     def stop(self) -> None:
         """End the server; it is safe to call this twice."""
-        stop_child(self.process)
+        if os.getpid() == self.owner:
+            stop_child(self.process)
+
+    def retire(self, *, idle: float = 5.0, at_most: float = 60.0) -> threading.Thread:
+        """End the server once nothing was asked of it for ``idle`` seconds, or after ``at_most``; returns at once.
+
+        A turn that is under way may have further requests to make.
+        """
+        thread = threading.Thread(target=self._end_when_idle, args=(idle, time.monotonic() + at_most), daemon=True)
+        thread.start()
+        return thread
+
+    def _end_when_idle(self, idle: float, deadline: float) -> None:
+        retired = time.time()
+        while self.running and time.monotonic() < deadline:
+            last = max(retired, _modified(self.home / _LAST_REQUEST))
+            if not (self.home / _BUSY).exists() and time.time() - last >= idle:
+                break
+            time.sleep(0.1)
+        self.stop()
+
+
+class ServerAddress(str):
+    """A server's base URL; whoever keeps the URL (an agent, its clone, a client) keeps the server."""
+
+    __slots__ = ("server",)
+    server: Server
+
+    def __new__(cls, url: str, server: Server) -> "ServerAddress":
+        """A text that is immutable gets its server here."""
+        address = super().__new__(cls, url)
+        address.server = server
+        return address
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)  # a copy in another process holds nothing
 
 
 def start_server(folder: Path, *, name: str, device: str = "auto", timeout: float = 300.0) -> Server:
@@ -73,6 +120,7 @@ def start_server(folder: Path, *, name: str, device: str = "auto", timeout: floa
 
 
 def _launch(folder: Path, name: str, device: str) -> Server:
+    keep_loopback_off_proxies()
     port = _free_port()
     key = secrets.token_urlsafe(24)
     home = Path(tempfile.mkdtemp(prefix="praison-agent-rl-server-"))
@@ -82,16 +130,22 @@ def _launch(folder: Path, name: str, device: str) -> Server:
         log=home / "server.log",
         env={_KEY_VARIABLE: key, "HF_HUB_OFFLINE": "1"},
     )
-    server = Server(f"http://127.0.0.1:{port}/v1", name, key, folder, process, home / "server.log")
-    weakref.finalize(server, _clean_up, process, home)  # runs at exit too
+    server = Server(f"http://127.0.0.1:{port}/v1", name, key, folder, process, home)
+    weakref.finalize(server, _clean_up, process, home, os.getpid())  # runs at exit too
     return server
 
 
-def _clean_up(process: "subprocess.Popen[bytes]", home: Path) -> None:
-    import shutil
+def _clean_up(process: "subprocess.Popen[bytes]", home: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        stop_child(process, patience=2.0)
+        shutil.rmtree(home, ignore_errors=True)
 
-    stop_child(process, patience=2.0)
-    shutil.rmtree(home, ignore_errors=True)
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _free_port() -> int:
@@ -108,11 +162,11 @@ def _wait_until_ready(server: Server, timeout: float) -> None:
             if server.model in list_models(server.url, server.api_key, timeout=5.0):
                 return
         except (OSError, ValueError):
-            time.sleep(0.2)
+            pass  # not yet
+        time.sleep(0.2)
     state = f"was not ready after {timeout:.0f} s" if server.running else f"ended with code {server.process.returncode}"
-    raise ServerFailed(
-        f"the server for {str(server.folder)!r} {state}; the last lines of its log:\n{last_lines(server.log)}"
-    )
+    log = last_lines(server.home / "server.log")
+    raise ServerFailed(f"the server for {str(server.folder)!r} {state}; the last lines of its log:\n{log}")
 
 
 def main() -> None:
@@ -132,22 +186,48 @@ def main() -> None:
 
 def _behind_key(build: Callable[..., Any], key: str) -> Callable[..., Any]:
     """Wrap ``transformers serve``'s app factory so that each request must carry the bearer key."""
-    wanted = f"Bearer {key}".encode()
 
     def build_with_key(*arguments: Any, **options: Any) -> Any:
-        from starlette.responses import JSONResponse
-
-        async def require_key(request: Any, call_next: Callable[[Any], Any]) -> Any:
-            given = request.headers.get("authorization", "").encode()
-            if not hmac.compare_digest(given, wanted):
-                return JSONResponse({"error": {"message": "wrong or missing API key"}}, status_code=401)
-            return await call_next(request)
-
         app = build(*arguments, **options)
-        app.middleware("http")(require_key)
+        app.add_middleware(KeyAndActivity, key=key)
         return app
 
     return build_with_key
+
+
+class KeyAndActivity:
+    """ASGI middleware: refuses requests without the key, and shows in the server's folder whether it is at work."""
+
+    def __init__(self, app: Any, *, key: str) -> None:
+        self._app = app
+        self._wanted = f"Bearer {key}".encode()
+        self._under_way = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Handle one request, to the end of its stream."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if not hmac.compare_digest(given, self._wanted):
+            from starlette.responses import JSONResponse
+
+            refusal = JSONResponse({"error": {"message": "wrong or missing API key"}}, status_code=401)
+            await refusal(scope, receive, send)
+            return
+        self._count(1)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self._under_way += change
+        if self._under_way:
+            Path(_BUSY).touch()
+        else:
+            Path(_BUSY).unlink(missing_ok=True)
+            Path(_LAST_REQUEST).touch()
 
 
 if __name__ == "__main__":

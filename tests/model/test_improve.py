@@ -1,12 +1,14 @@
 """``agent.improve`` from end to end on a tiny model: what it learns, what it swaps, and what it leaves behind."""
 
 import asyncio
+import concurrent.futures
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ import pytest
 from praisonaiagents import Agent
 
 import praison_agent_rl as rl
-from praison_agent_rl.errors import ConfigError, DataError, RewardError
+from praison_agent_rl.errors import AgentError, ConfigError, DataError, RewardError
 from praison_agent_rl.improvement import Improvement
+from praison_agent_rl.swap import fresh_copy
 from tests.fakes import FakeServer
 
 REWARDS = '''
@@ -65,6 +68,13 @@ def children() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
 
 
+def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return condition()
+
+
 def test_an_agent_is_improved_swapped_and_rolled_back(project: Path, tiny_model: Path, server_a: FakeServer) -> None:
     agent = helper(server_a, tools=[add])
     agent.chat("Hello")
@@ -90,12 +100,16 @@ def test_an_agent_is_improved_swapped_and_rolled_back(project: Path, tiny_model:
     assert all(answer is not None and "[A|" not in answer for answer in answers)
     assert agent.chat_history[: len(history)] == history
 
-    result.rollback()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        turns = [pool.submit(fresh_copy(agent).chat, f"turn {n}") for n in range(4)]
+        time.sleep(0.3)
+        result.rollback()
+        assert all(turn.result() is not None for turn in turns), "turns under way have their answers"
     assert agent.chat("five").startswith("[A|m1]")
     assert server_a.keys[-1] == "Bearer old-key"
-    assert children() == [], "the new model's server has ended"
     result.rollback()
     assert agent.chat("six").startswith("[A|m1]")
+    assert wait_for(lambda: children() == [], 20), "the new model's server has ended"
 
 
 def test_a_second_improvement_trains_what_the_first_made(project: Path, tiny_model: Path, server_a: FakeServer) -> None:
@@ -106,6 +120,9 @@ def test_a_second_improvement_trains_what_the_first_made(project: Path, tiny_mod
     second = rl.improve(agent, **options)  # what the agent runs on is known now
     assert second.base_score == pytest.approx(first.new_score, abs=0.1)
     if second.swapped_in:
+        with pytest.raises(AgentError, match="roll that back first"):
+            first.rollback()
+        assert "[A|" not in agent.chat("still there?")
         second.rollback()
     assert "[A|" not in agent.chat("who are you?"), "after the second way back, the first version answers"
     first.rollback()
@@ -120,7 +137,7 @@ def test_a_model_that_is_not_better_is_not_swapped_in(project: Path, tiny_model:
     assert str(result).startswith("not better: ") and "keeps its model" in str(result)
     assert agent.chat("who?").startswith("[A|m1]")
     assert not (project / ".praisonai" / "rl" / "versions").exists()
-    assert children() == []
+    assert wait_for(lambda: children() == [], 5)
     result.rollback()  # nothing to undo, and no error
 
 

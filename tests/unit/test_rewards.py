@@ -5,6 +5,7 @@ import functools
 import itertools
 import logging
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -715,13 +716,87 @@ def test_a_form_that_works_but_cannot_tell_answers_apart_gives_way_to_one_that_c
         assert find_shape(fn, CHAT, {"topic": ["x"], "answer": ["Lyon"]}) == TEXT
 
 
-def test_a_constant_reward_keeps_the_form_of_the_prompts():
+def test_a_reward_that_works_on_both_forms_without_telling_answers_apart_reads_text():
     def constant(completions):
         return [0.5] * len(completions)
 
-    assert find_shape(constant, CHAT, {}) == MESSAGES
-    assert find_shape(constant, PLAIN, {}) == TEXT
-    assert find_shape(lambda completions: [None] * len(completions), CHAT, {}) == MESSAGES
+    def no_apology(completions):  # no sample answer apologises, and `in` works on a list too
+        return [0.0 if "sorry" in c else 1.0 for c in completions]
+
+    def begs(completions):
+        return [float(c.count("please")) for c in completions]
+
+    for reward in (constant, no_apology, begs, lambda completions: [None] * len(completions)):
+        assert find_shape(reward, CHAT, {}) == TEXT
+        assert find_shape(reward, PLAIN, {}) == TEXT
+
+
+def test_a_constant_reward_written_for_messages_still_gets_messages():
+    assert find_shape(lambda completions: [0.0 * len(c[0]["content"]) for c in completions], CHAT, {}) == MESSAGES
+
+
+def test_a_reward_whose_own_errors_and_values_cannot_be_shown_is_still_named():
+    class Odd(Exception):
+        def __str__(self):
+            raise ValueError("no text")
+
+        __repr__ = __str__
+
+    class Value:
+        def __repr__(self):
+            raise ValueError("no text")
+
+    def raises(completions):
+        raise Odd
+
+    def returns(completions):
+        return [Value()] * len(completions)
+
+    def leaves(completions):
+        raise GeneratorExit
+
+    for reward, said in ((raises, "failed: Odd"), (returns, "returned <Value>"), (leaves, "failed: GeneratorExit")):
+        with pytest.raises(RewardError, match=said):
+            Reward(reward, "r")(["p"], ["c"])
+
+
+def test_an_async_reward_that_hangs_inside_a_running_loop_can_be_interrupted(tmp_path):
+    script = tmp_path / "hang.py"
+    script.write_text(
+        "import asyncio, time\n"
+        "from praison_agent_rl.rewards import Reward\n"
+        "async def slow(completions):\n"
+        "    print('begun', flush=True)\n"
+        "    time.sleep(600)\n"
+        "async def main():\n"
+        "    Reward(slow, 'slow')(['p'], ['c'])\n"
+        "try:\n"
+        "    asyncio.run(main())\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted', flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    for _ in range(2):  # the first cancels asyncio's own task, the second ends the waiting
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(2)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    process.kill()
+    assert process.stdout.read() == "interrupted\n"
+
+
+def test_a_reward_may_import_a_module_beside_it_when_it_is_called(tmp_path, monkeypatch):
+    (tmp_path / "late_helper.py").write_text("VALUE = 0.25\n")
+    (tmp_path / "late_reward.py").write_text(
+        "def f(completions):\n    import late_helper\n    return [late_helper.VALUE] * len(completions)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    (reward,) = prepare("late_reward:f", prompts=CHAT, columns={})
+    assert reward.name == "f"
 
 
 def test_mixed_forms_are_found_too():
@@ -790,7 +865,7 @@ def test_rewards_are_prepared_with_names_weights_and_forms(module):
         ("length_penalty", 1.0, TEXT),
         ("contains_answer", 0.5, TEXT),
         ("of_content", 2.0, MESSAGES),
-        ("lambda_1", -1.0, MESSAGES),
+        ("lambda_1", -1.0, TEXT),
     ]
     assert found[0].fn is resolve(f"{name}:length_penalty")
     assert found[1](CHAT, [ANSWER], answer=["Paris"]) == [1.0]

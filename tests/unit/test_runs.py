@@ -1,0 +1,56 @@
+"""The folder of a run survives half a line, and a broken file is named."""
+
+from pathlib import Path
+
+import pytest
+
+from praison_agent_rl.errors import ConfigError
+from praison_agent_rl.records import Interval, Plan
+from praison_agent_rl.runs import RunFolder, read_record, write_record
+
+
+def test_half_a_line_of_a_killed_process_is_passed_over(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.report_event("step", step=1)
+    with run.events_file.open("ab") as file:
+        file.write(b'{"event": "step", "ste')
+    assert [event["step"] for _, event in run.events()] == [1]
+    run.report_event("step", step=2)
+    run.report_event("step", step=2, reward=0.5)
+    assert [event["step"] for _, event in run.events()] == [1, 2, 2]
+    assert [step.get("reward") for step in run.steps()] == [None, 0.5]
+
+
+def test_events_go_on_from_where_a_reader_stopped(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.report_event("note", text="one")
+    seen, _ = list(run.events())[-1]
+    assert list(run.events(seen)) == []
+    run.report_event("note", text="two")
+    assert [event["text"] for _, event in run.events(seen)] == ["two"]
+
+
+def test_a_listener_hears_each_event(tmp_path: Path) -> None:
+    heard: list[str] = []
+    RunFolder(tmp_path, listener=lambda event: heard.append(event["event"])).report_event("done")
+    assert heard == ["done"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"base": 1}'])
+def test_a_broken_record_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"plan\.json' cannot be read as a Plan"):
+        read_record(tmp_path / "plan.json", Plan)
+
+
+def test_nan_comes_back_as_nan(tmp_path: Path) -> None:
+    nan = float("nan")
+    write_record(tmp_path / "i.json", Interval(base=nan, new=1.0, difference=nan, low=nan, high=nan))
+    assert read_record(tmp_path / "i.json", Interval).low != read_record(tmp_path / "i.json", Interval).low
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="already exists and is not empty"):
+        RunFolder.create(tmp_path)
+    assert (tmp_path / "kept.txt").read_text() == "mine"
