@@ -2,8 +2,8 @@
 
     python examples/improve_agent.py URL MODEL WEIGHTS
 
-URL is the server's, as http://127.0.0.1:8000/v1; MODEL its name for the model; WEIGHTS the folder, hub name or GGUF file
-of what it serves.
+URL is the server's, as http://127.0.0.1:8000/v1; MODEL its name for the model; WEIGHTS the folder, hub name or GGUF
+file of what it serves.
 """
 
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from praisonaiagents import Agent
 
-import praison_agent_rl  # noqa: F401 - adds Agent.improve
+import praison_agent_rl
 
 QUESTIONS = Path(praison_agent_rl.__file__).parent / "demo_data" / "questions.jsonl"
 

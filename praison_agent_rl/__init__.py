@@ -1,7 +1,7 @@
-"""Make a praisonaiagents agent better at its own job: train the model beneath it, prove it, and swap it in.
+"""Make a praisonaiagents agent better at its own job: record it, train the model beneath it, prove it, and swap it in.
 
-Importing this package adds ``improve`` to every ``Agent``, those that exist already and subclasses included. It loads
-nothing heavy: the training stack is imported by what needs it.
+Importing this package adds ``record``, ``improve`` and ``last_run`` to every ``Agent``, those that exist already and
+subclasses included. It loads nothing heavy: what a function needs is imported when it is called.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,21 +9,64 @@ from typing import TYPE_CHECKING, Any
 from praisonaiagents import Agent
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from praison_agent_rl.capture import Recording
+    from praison_agent_rl.dataset_building import BuiltDataset
     from praison_agent_rl.improvement import Improvement
+    from praison_agent_rl.records import Feedback, Run
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "improve"]
+__all__ = ["__version__", "build_dataset", "feedback", "improve", "read_runs", "record"]
+
+
+def record(*agents: Any, **options: Any) -> "Recording":
+    """Record the turns of ``agents`` from now on, or of all agents; see `praison_agent_rl.capture.record`."""
+    from praison_agent_rl import capture
+
+    return capture.record(*agents, **options)
+
+
+def read_runs(*store: Any, **filters: Any) -> "Iterator[Run]":
+    """The recorded runs of a store; see `praison_agent_rl.transcripts.read_runs`."""
+    from praison_agent_rl import transcripts
+
+    return transcripts.read_runs(*store, **filters)
+
+
+def feedback(run: Any, **said: Any) -> "Feedback":
+    """Say how good a recorded run was, ``feedback(agent.last_run, score=1)``; see `transcripts.feedback`."""
+    from praison_agent_rl import transcripts
+
+    return transcripts.feedback(run, **said)
+
+
+def build_dataset(*store: Any, **options: Any) -> "BuiltDataset":
+    """Make a dataset of prompts from recorded runs; see `praison_agent_rl.dataset_building.build_dataset`."""
+    from praison_agent_rl import dataset_building
+
+    return dataset_building.build_dataset(*store, **options)
 
 
 def improve(agent: Any, **options: Any) -> "Improvement":
-    """Train the model beneath ``agent`` and swap it in if it is better; see ``praison_agent_rl.improvement.improve``.
+    """Train the model beneath ``agent`` and swap it in if it is better; see `praison_agent_rl.improvement.improve`.
 
-    The usual call is ``improve(agent, data="questions.jsonl", reward_funcs=["myproject.rewards:length_penalty"])``.
+    The usual call is ``improve(agent, reward_funcs=["myproject.rewards:length_penalty"])`` for a recorded agent, with
+    ``data="questions.jsonl"`` for one that is not.
     """
-    from praison_agent_rl.improvement import improve as tell_the_story
+    from praison_agent_rl import improvement
 
-    return tell_the_story(agent, **options)
+    return improvement.improve(agent, **options)
 
 
-if not hasattr(Agent, "improve"):  # a later framework may bring one of its own; ours is still there as a function
-    Agent.improve = improve
+def _last_run(agent: Any) -> str | None:
+    """Id of the agent's last recorded run, to give feedback on; None if there is none."""
+    from praison_agent_rl import capture
+
+    return capture.last_run(agent)
+
+
+for _name, _member in (("record", record), ("improve", improve), ("last_run", property(_last_run))):
+    if not hasattr(Agent, _name):  # a later framework may bring one of its own; ours is still there as a function
+        setattr(Agent, _name, _member)
+del _name, _member

@@ -37,6 +37,8 @@ from .errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+_PROBLEMS_SHOWN = 30
+
 
 class TrainConfig(BaseModel):
     """Everything that one training run is told; make it with ``TrainConfig.load``."""
@@ -60,7 +62,7 @@ class TrainConfig(BaseModel):
     load_in_8bit: bool = False
     """Load the frozen weights in 8 bits."""
     chat_template: str | None = None
-    """Name, path or text of a chat template that replaces the model's own."""
+    """Path or text of a chat template that replaces the model's own; one line without a brace is a path."""
 
     lora_r: Count = 16
     """Rank of the adapter."""
@@ -164,9 +166,9 @@ class TrainConfig(BaseModel):
     """Completions in one micro-batch on one device."""
     gradient_accumulation_steps: Count = 1
     """Micro-batches for one update."""
-    max_steps: Annotated[Integer, Field(ge=-1)] = -1
+    max_steps: Annotated[Integer, Field(ge=-1, le=10**9)] = -1
     """Updates to make; -1 or 0 goes by ``num_train_epochs``."""
-    num_train_epochs: Positive = 1.0
+    num_train_epochs: Annotated[Positive, Field(le=10**6)] = 1.0
     """Passes over the training prompts (TRL: 3; one shows first whether it helps)."""
     optim: str = "adamw_torch"
     """Optimiser, by transformers' name (TRL: the fused one; this one is the same on every device)."""
@@ -243,7 +245,9 @@ class TrainConfig(BaseModel):
         config = cls._checked(declared, extra, found)
         if found.problems:
             where = f"in {str(source)!r}:\n" if isinstance(source, (str, Path)) else ""
-            raise ConfigError(where + "\n".join(found.problems))
+            more = len(found.problems) - _PROBLEMS_SHOWN
+            rest = [f"... and {more} more"] if more > 0 else []
+            raise ConfigError(where + "\n".join([*found.problems[:_PROBLEMS_SHOWN], *rest]))
         return config
 
     @classmethod

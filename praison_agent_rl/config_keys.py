@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from .errors import ConfigError
+from .shown import shown
 
 METHODS = ("grpo", "reward", "cpo")
 """The training methods of this package."""
@@ -121,6 +122,34 @@ EXTRA_CHOICES = {
     "train_sampling_strategy": ("random", "sequential", "group_by_length", "batch_rebalance"),
 }
 """Allowed values of keys that pass through, where TRL looks at them late or never."""
+
+OPTIMIZERS = (
+    "adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "adafactor", "adamw_anyprecision",
+    "adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "sgd", "adagrad", "adamw_bnb_8bit", "adamw_8bit",
+    "ademamix_8bit", "lion_8bit", "lion_32bit", "paged_adamw_32bit", "paged_adamw_8bit", "paged_ademamix_32bit",
+    "paged_ademamix_8bit", "paged_lion_32bit", "paged_lion_8bit", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit",
+    "rmsprop_bnb_32bit", "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise",
+    "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise", "lomo", "adalomo", "grokadamw",
+    "schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd", "apollo_adamw", "apollo_adamw_layerwise",
+    "stable_adamw",
+)  # fmt: skip
+"""The values of ``optim``: transformers 5.24 ``OptimizerNames``; pinned by a contract test."""
+
+OPTIMIZER_PACKAGES = {
+    "adamw_torch_4bit": "torchao", "adamw_torch_8bit": "torchao", "galore": "galore_torch", "apollo": "apollo_torch",
+    "lomo": "lomo_optim", "grokadamw": "grokadamw", "schedule_free": "schedulefree", "stable_adamw": "optimi",
+    "anyprecision": "torchdistx", "npu": "torch_npu", "xla": "torch_xla", "8bit": "bitsandbytes",
+    "paged": "bitsandbytes", "bnb": "bitsandbytes", "lion": "bitsandbytes", "ademamix": "bitsandbytes",
+}  # fmt: skip
+"""Package that an optimiser with this in its name needs, the first that fits."""
+
+TRACKERS = {
+    "azure_ml": "azureml", "comet_ml": "comet_ml", "mlflow": "mlflow", "neptune": "neptune",
+    "tensorboard": "tensorboard", "trackio": "trackio", "wandb": "wandb", "codecarbon": "codecarbon",
+    "clearml": "clearml", "dagshub": "dagshub", "flyte": "flytekit", "dvclive": "dvclive", "swanlab": "swanlab",
+    "kubeflow": "kubeflow",
+}  # fmt: skip
+"""The services of ``report_to`` and the package that each needs; pinned by a contract test."""
 
 RENAMED = {
     "model": "model_name",
@@ -255,14 +284,14 @@ def parse_overrides(overrides: Iterable[str], findings: Findings) -> dict[str, A
         key, equals, value = text.partition("=")
         key = key.strip()
         if not equals or not key:
-            findings.problems.append(f"override {text!r} is not KEY=VALUE; write for example learning_rate=2e-4")
+            findings.problems.append(f"override {shown(text)} is not KEY=VALUE; write for example learning_rate=2e-4")
         elif "." in key:
-            findings.problems.append(f"override {text!r} has a dotted key; a key within a key belongs in the file")
+            findings.problems.append(f"override {shown(text)} has a dotted key; a key within a key belongs in the file")
         else:
             try:
                 parsed[key] = yaml.safe_load(value)
             except (yaml.YAMLError, ValueError):
-                findings.problems.append(f"override {text!r} has a value that YAML cannot read; quote it")
+                findings.problems.append(f"override {shown(text)} has a value that YAML cannot read; quote it")
     return parsed
 
 
@@ -270,7 +299,7 @@ def rename(layer: Mapping[Any, Any], findings: Findings) -> dict[Any, Any]:
     """One source's keys under the names used here; a name used here wins over an older one beside it."""
     passed_on = layer.get("training_arguments")
     if passed_on is not None and not isinstance(passed_on, Mapping):
-        findings.problems.append(f"training_arguments is {passed_on!r}, but must be a mapping of keys and values")
+        findings.problems.append(f"training_arguments is {shown(passed_on)}, but must be a mapping of keys and values")
     # praisonai-train lets training_arguments win over the keys beside it
     layer = {**layer, **(passed_on if isinstance(passed_on, Mapping) else {})}
     renamed = {key: value for key, value in layer.items() if key not in RENAMED and key != "training_arguments"}
@@ -283,7 +312,9 @@ def rename(layer: Mapping[Any, Any], findings: Findings) -> dict[Any, Any]:
             findings.notes.append(f"`{old}` is left out, because `{new}` is given too.")
             continue
         if old == "warmup_ratio" and isinstance(value, (int, float)) and not 0 <= value < 1:
-            findings.problems.append(f"warmup_ratio is {value!r}, but must be a share of all steps, from 0 to below 1")
+            findings.problems.append(
+                f"warmup_ratio is {shown(value)}, but must be a share of all steps, from 0 to below 1"
+            )
         renamed[new] = value
         findings.notes.append(f"`{old}` is called `{new}` here.")
     if renamed.get("gradient_checkpointing") == "unsloth":
@@ -311,7 +342,7 @@ def sort_keys(given: Mapping[Any, Any], fields: Collection[str], method: str, fi
             result.extra[key] = value
         else:
             known = sorted({*fields, *RENAMED, *WITHOUT_MEANING, *METHOD_FIELDS[method]})
-            findings.problems.append(f"unknown key {key!r}{did_you_mean(key, known)}")
+            findings.problems.append(f"unknown key {shown(key)}{did_you_mean(key, known)}")
     return result
 
 
@@ -327,11 +358,12 @@ def did_you_mean(word: Any, known: Iterable[str]) -> str:
 
 def method_of(given: Mapping[Any, Any], findings: Findings) -> str:
     """The method asked for; where it is not one of ours, a problem is noted and GRPO is assumed to read on."""
-    method = str(given.get("method") or "grpo").strip().lower()
+    named = given.get("method") or "grpo"
+    method = named.strip().lower() if isinstance(named, str) else ""
     if method in METHODS:
         return method
     theirs = f" ({method!r} is one of praisonai-train's)" if method in OTHER_METHODS else ""
-    findings.problems.append(f"method is {given['method']!r}, but must be one of {listed(METHODS)}{theirs}")
+    findings.problems.append(f"method is {shown(given['method'])}, but must be one of {listed(METHODS)}{theirs}")
     return "grpo"
 
 
@@ -353,7 +385,7 @@ def plain_errors(error: ValidationError, prefix: str = "") -> dict[str, str]:
         wanted.setdefault(key, []).append(_wanted(dict(detail)))
         place = prefix + key + "".join(f"[{part}]" for part in detail["loc"][1:] if isinstance(part, int))
         hint = f" ({_HINTS[key]})" if key in _HINTS else ""
-        lines[key] = f"{place} is {detail['input']!r}, but must be {' or '.join(dict.fromkeys(wanted[key]))}{hint}"
+        lines[key] = f"{place} is {shown(detail['input'])}, but must be {' or '.join(dict.fromkeys(wanted[key]))}{hint}"
     return lines
 
 

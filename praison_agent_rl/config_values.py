@@ -6,6 +6,7 @@ Each check says what clashes, why that would hurt, and what to write instead. No
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -14,12 +15,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from . import config_keys as keys
+from .shown import shown
 
 if TYPE_CHECKING:
     from .config import TrainConfig
 
 SEVEN_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """praisonai-train's default targets; PEFT takes ``layers_to_transform`` with a list of names only."""
+
+_STARTS = ("gaussian", "orthogonal", "olora", "pissa")
+_STARTS_REFUSED = ("eva", "corda", "loftq", "lora_ga", "mica")  # peft 0.21: they need data or a config of their own
 
 _BATCH_KEYS = (
     "per_device_train_batch_size",
@@ -49,7 +54,8 @@ def _switch(value: Any) -> Any:
 
 def _scaling(value: Any) -> Any:
     """TRL once took true and false for ``scale_rewards``, and still does."""
-    return {"true": "group", "false": "none"}.get(str(value).lower(), value)
+    written = str(value).lower() if isinstance(value, str | bool) else ""
+    return {"true": "group", "false": "none"}.get(written, value)
 
 
 def _place(value: Any) -> Any:
@@ -57,8 +63,9 @@ def _place(value: Any) -> Any:
 
 
 Integer = Annotated[int, BeforeValidator(_number)]
-Whole = Annotated[Integer, Field(ge=0)]
-Count = Annotated[Integer, Field(ge=1)]
+# numpy's largest seed; and no count of steps, rows or tokens is larger, but torch and transformers fail on such late
+Whole = Annotated[Integer, Field(ge=0, le=2**32 - 1)]
+Count = Annotated[Integer, Field(ge=1, le=10**9)]
 Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Weight = Annotated[Real, Field(ge=0)]
 Positive = Annotated[Real, Field(gt=0)]
@@ -127,7 +134,7 @@ def read_dataset(value: Any) -> Any:
         kept.setdefault("split", entry.get("split_type") or "train")
         unknown = [key for key in kept if key not in fields]
         problems += [
-            f"dataset[{index}]: unknown key {key!r}{keys.did_you_mean(key, sorted(fields))}" for key in unknown
+            f"dataset[{index}]: unknown key {shown(key)}{keys.did_you_mean(key, sorted(fields))}" for key in unknown
         ]
         if not kept.get("name") and not kept.get("data_files"):
             problems.append(f"dataset[{index}] needs a name (on the hub, or a file's path) or data_files")
@@ -231,11 +238,38 @@ def conflicts(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
     if c.method != "reward" and c.loss_type not in keys.LOSS_TYPES[c.method]:
         choices = keys.listed(keys.LOSS_TYPES[c.method])
         yield ("loss_type", "method"), f"loss_type is {c.loss_type!r}, but must be one of {choices}"
+    yield from _unknown_names(c)
     for key, value in c.extra.items():
         if key in keys.EXTRA_CHOICES and value not in keys.EXTRA_CHOICES[key]:
-            yield (key,), f"{key} is {value!r}, but must be one of {keys.listed(keys.EXTRA_CHOICES[key])}"
+            yield (key,), f"{key} is {shown(value)}, but must be one of {keys.listed(keys.EXTRA_CHOICES[key])}"
     if c.method == "grpo":
         yield from _grpo_conflicts(c)
+
+
+def _unknown_names(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Values of the libraries' own that they look at late, after the model was loaded."""
+    if c.optim not in keys.OPTIMIZERS:
+        near = keys.did_you_mean(c.optim, keys.OPTIMIZERS)
+        yield ("optim",), f"optim is {shown(c.optim)}, which is no optimiser of transformers (adamw_torch is){near}"
+    services = [c.report_to] if isinstance(c.report_to, str) else c.report_to
+    for name in services:
+        if name not in ("none", "all", *keys.TRACKERS):
+            choices = keys.listed(["none", "all", *keys.TRACKERS])
+            yield ("report_to",), f"report_to is {shown(name)}, but must be one of {choices}"
+    start = c.init_lora_weights
+    if isinstance(start, str) and start not in _STARTS and not re.fullmatch(r"pissa_niter_[1-9]\d{0,3}", start):
+        why = f"{start} needs a calibration of its own, which is not offered; " if start in _STARTS_REFUSED else ""
+        yield (
+            ("init_lora_weights",),
+            f"init_lora_weights is {shown(start)}, but must be true, false, {', '.join(map(repr, _STARTS))} or "
+            f"'pissa_niter_<number>'; {why}true starts with a zero change",
+        )
+    if not c.lora_target_modules and not c.target_parameters:
+        yield (
+            ("lora_target_modules",),
+            f"lora_target_modules is {c.lora_target_modules!r}, so nothing would be trained; name layers, or leave it "
+            "out (all-linear)",
+        )
 
 
 def _grpo_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:

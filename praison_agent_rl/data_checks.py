@@ -6,12 +6,14 @@ assistant turn) and fails on the others without naming the row, so all are found
 
 from __future__ import annotations
 
-import reprlib
+import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .data_files import Row
 from .errors import DataError
+from .shown import shown
 
 REQUIRED_COLUMNS = {
     "grpo": ("prompt",),
@@ -40,6 +42,10 @@ RESERVED_COLUMNS = {
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 ROWS_SHOWN = 10
+DEEPEST = 100
+"""Levels of lists and dicts within a value; Python's copying and JSON fail from about 300 on."""
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def check_columns(rows: Sequence[Row], method: str, source: str = "the dataset") -> None:
@@ -122,7 +128,7 @@ def _first_form(rows: Sequence[Row], method: str) -> str | None:
 
 def _row_faults(row: Any, method: str, form: str | None) -> Iterator[str]:
     if not isinstance(row, dict):
-        yield f"it is {reprlib.repr(row)}, not a dict of columns"
+        yield f"it is {shown(row)}, not a dict of columns"
         return
     for name in REQUIRED_COLUMNS[method]:
         if name not in row:
@@ -132,9 +138,48 @@ def _row_faults(row: Any, method: str, form: str | None) -> Iterator[str]:
         yield from _text_faults(name, value, before=() if name == "prompt" else _messages(row.get("prompt")))
         if form and _form(value) not in (None, form):
             yield f"{name} is {_form(value)}, but the dataset begins with {form}; use one form in all rows"
+    for name, value in row.items():
+        yield from (f"{shown(name)} {reason}" for reason in _lost_values(value))
+        yield from (f"the column name {shown(name)} {reason}" for reason in _lost_values(name))
     chosen = row.get("chosen")
     if method != "grpo" and chosen is not None and _bare(chosen) == _bare(row.get("rejected")):
         yield "chosen and rejected are equal, which teaches nothing"
+
+
+def _lost_values(value: Any) -> Iterator[str]:
+    """What of a column's value would not survive the way to training, which is JSON in UTF-8; each kind once."""
+    found: dict[str, None] = {}
+    seen: set[int] = set()
+    waiting = [(value, 0)]
+    while waiting:  # not a recursion: a value may be nested more deeply than Python calls may
+        item, depth = waiting.pop()
+        if isinstance(item, dict | list | tuple):
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
+            if depth > DEEPEST:
+                found[f"is nested more than {DEEPEST} levels deep"] = None
+                break
+            inner = [*item, *item.values()] if isinstance(item, dict) else item
+            waiting += [(one, depth + 1) for one in inner]
+        elif reason := _loss_of(item, nested=depth > 0):
+            found[reason] = None
+    yield from found
+
+
+def _loss_of(item: Any, *, nested: bool) -> str | None:
+    if isinstance(item, str):
+        if half := None if item.isascii() else _HALF.search(item):
+            return f"holds half an emoji (U+{ord(half[0]):04X} alone), which is no text that a tokenizer takes"
+    elif isinstance(item, int):  # true and false are integers too
+        if not -(2**63) <= item < 2**63:
+            return f"holds {shown(item)}, a number beyond 64 bits; write it as text"
+    elif isinstance(item, float):
+        if nested and not math.isfinite(item):
+            return f"holds {item} within, for which JSON has no form"
+    elif item is not None:
+        return f"holds a {type(item).__name__} ({shown(item)}), for which JSON has no form; turn it into text"
+    return None
 
 
 def _bare(value: Any) -> Any:
@@ -150,7 +195,7 @@ def _text_faults(name: str, value: Any, *, before: Sequence[Row]) -> Iterator[st
         if not value.strip():
             yield f"{name} is blank"
     elif not isinstance(value, list):
-        yield f"{name} is {reprlib.repr(value)}, not text or a list of messages"
+        yield f"{name} is {shown(value)}, not text or a list of messages"
     elif not value:
         yield f"{name} is an empty list"
     else:
@@ -164,7 +209,7 @@ def _text_faults(name: str, value: Any, *, before: Sequence[Row]) -> Iterator[st
 
 def _message_faults(message: Any) -> Iterator[str]:
     if not isinstance(message, dict):
-        yield f"is {reprlib.repr(message)}, not a dict"
+        yield f"is {shown(message)}, not a dict"
         return
     role = message.get("role")
     if role is None:
@@ -184,9 +229,13 @@ def _content_faults(message: Row) -> Iterator[str]:
             yield "has no content"
     elif isinstance(content, list):
         if not all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content):
-            yield f"has content parts {reprlib.repr(content)}; each must be a dict with a type"
+            yield f"has content parts {shown(content)}; each must be a dict with a type"
+        elif others := sorted({part["type"] for part in content} - {"text"}):
+            yield f"has a part of type {', '.join(map(shown, others))}; this version trains on text only"
+        elif not all(isinstance(part.get("text"), str) for part in content):
+            yield f"has content parts {shown(content)}; each must have a text"
     elif not isinstance(content, str):
-        yield f"has the content {reprlib.repr(content)}, not text or a list of parts"
+        yield f"has the content {shown(content)}, not text or a list of parts"
 
 
 def _tool_call_faults(calls: Any) -> Iterator[str]:
@@ -194,11 +243,11 @@ def _tool_call_faults(calls: Any) -> Iterator[str]:
         yield "has tool_calls: None, on which chat templates fail; leave the key out"
         return
     if not isinstance(calls, list):
-        yield f"has tool_calls {reprlib.repr(calls)}, not a list"
+        yield f"has tool_calls {shown(calls)}, not a list"
         return
     for number, call in enumerate(calls, 1):
         if not isinstance(call, dict) or not call:
-            yield f"has the empty or malformed tool call {reprlib.repr(call)}"
+            yield f"has the empty or malformed tool call {shown(call)}"
             continue
         function = call.get("function", call)
         if not isinstance(function, dict) or not function.get("name"):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DataError, MissingExtra
+from .shown import shown
 
 Row = dict[str, Any]
 
@@ -192,8 +193,7 @@ def _an_object(value: Any, where: str, advice: str) -> Row:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    return f"{type(value).__name__} {shown(value)}"
 
 
 def _read_table(path: Path, text: str, delimiter: str) -> list[Row]:

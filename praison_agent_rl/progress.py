@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 _STAGES = {
+    "ask": "asking the agent what it would send for each prompt",
     "measure_base": "asking the base model the held-out prompts",
     "train": "training",
     "merge": "merging the adapter and proving the merge",
@@ -21,10 +22,10 @@ class RunProgress:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, soft_wrap=True)
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[facts]}", markup=False),
             TimeElapsedColumn(),
             console=self.console,
             transient=True,
@@ -62,7 +63,7 @@ class RunProgress:
 
     def _begin(self, stage: str) -> None:
         self._stage, self._started, self._last_plain = stage, time.monotonic(), 0.0
-        self.console.print(f"[bold]{_STAGES.get(stage, stage)}[/bold]", highlight=False)
+        self.console.print(_STAGES.get(stage, stage), style="bold", markup=False, highlight=False)
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(f"  {stage.replace('_', ' ')}", total=None, facts="starting")

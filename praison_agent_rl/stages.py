@@ -3,14 +3,17 @@
 A stage that has left its result is not done again, so a run that was killed goes on where it was.
 """
 
+import contextlib
+import errno
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row, read_rows, write_rows
-from praison_agent_rl.errors import PraisonRLError
+from praison_agent_rl.errors import PraisonRLError, RewardError, TrainingFailed
 from praison_agent_rl.evaluation import answer_prompts, compare, score_answers
 from praison_agent_rl.merging import merge_adapter
 from praison_agent_rl.models import load_tokenizer, plain_weights, render_prompts
@@ -22,6 +25,8 @@ ALL_STAGES = ("measure_base", "train", "merge", "measure_new")
 """In their order; the two that measure are left out where nothing is held out."""
 
 _PROOF_PROMPTS = 4
+_DISK_FULL = ("No space left on device", "PytorchStreamWriter failed writing", "Disk quota exceeded")
+"""How the system, safetensors (os error 28) and torch (inline_container.cc) say that a disk is full."""
 
 
 def run_stages(run: RunFolder, stages: Sequence[str], rewards: Sequence[Reward], *, resume: bool = False) -> None:
@@ -33,18 +38,25 @@ def run_stages(run: RunFolder, stages: Sequence[str], rewards: Sequence[Reward],
     for stage in stages:
         run.report_event("stage", stage=stage)
         if not _result_of(run, stage).exists():
-            _STAGES[stage](run, rewards, resume)
+            _do(run, stage, rewards, resume)
     if "measure_new" in stages:
         write_record(run.comparison_file, compare(read_answers(run, "base"), read_answers(run, "new")))
     run.report_event("done", stages=list(stages))
 
 
 def planned_rewards(run: RunFolder) -> list[Reward]:
-    """The rewards of a run, found again by their names."""
-    return [
-        Reward(resolve(planned.spec), planned.name, planned.weight, Shape(planned.prompts, planned.completions))
-        for planned in run.plan.rewards
-    ]
+    """The rewards of a run, found again by their names.
+
+    Raises:
+        RewardError: one cannot be found, or lived only in the process that planned the run.
+    """
+    planned = run.plan.rewards
+    if unnamed := [reward.name for reward in planned if reward.spec is None]:
+        raise RewardError(
+            f"the run in {str(run.root)!r} cannot be gone on with: its rewards {', '.join(unnamed)} lived only in the "
+            "process that started it. Move them into a module, name them as 'module:function', and start a new run"
+        )
+    return [Reward(resolve(p.spec), p.name, p.weight, Shape(p.prompts, p.completions)) for p in planned]
 
 
 def read_answers(run: RunFolder, side: str) -> list[Answer]:
@@ -66,6 +78,29 @@ def rows_as_asked(run: RunFolder, path: Path) -> list[Row]:
         )
         return normalise(rows)
     return rows
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether ``error``, or what it came from, says that a disk is full."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if getattr(cause, "errno", None) == errno.ENOSPC or any(sign in str(cause) for sign in _DISK_FULL):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _do(run: RunFolder, stage: str, rewards: Sequence[Reward], resume: bool) -> None:
+    try:
+        _STAGES[stage](run, rewards, resume)
+    except RewardError as error:  # it passed its checks, so what failed now is the run
+        raise TrainingFailed(str(error)) from error
+    except Exception as error:  # torch, safetensors and the system each have their own type for a full disk
+        if not is_disk_full(error):
+            raise
+        raise TrainingFailed(
+            f"the disk that {str(run.root)!r} is on is full (stage {stage}); make room there, then go on with the run"
+        ) from error
 
 
 def _result_of(run: RunFolder, stage: str) -> Path:
@@ -124,12 +159,17 @@ def main() -> None:
     try:
         run_stages(run, [w for w in words if w in _STAGES], planned_rewards(run), resume="--resume" in words)
     except PraisonRLError as error:
-        run.report_event("failed", kind=type(error).__name__, message=str(error))
-        sys.exit(1)
-    except BaseException as error:
-        traceback.print_exc()
-        run.report_event("failed", kind="TrainingFailed", message=f"{type(error).__name__}: {error}")
-        raise
+        _end(run, error, type(error).__name__, str(error))
+    except BaseException as error:  # noqa: BLE001 - this process ends here, whatever it was
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+        _end(run, error, "TrainingFailed", f"{type(error).__name__}: {error}")
+
+
+def _end(run: RunFolder, error: BaseException, kind: str, message: str) -> NoReturn:
+    with contextlib.suppress(OSError):  # on a full disk nothing can be written, and the exit code says it
+        run.report_event("failed", kind=kind, message=message)
+    sys.exit(errno.ENOSPC if is_disk_full(error) else 1)
 
 
 if __name__ == "__main__":

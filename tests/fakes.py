@@ -12,16 +12,23 @@ from typing import Any
 
 
 class FakeServer:
-    """Answers chat requests with ``[tag|model] reply to: ...``; use as a context manager.
+    """Answers chat and Responses requests with ``[tag|model] reply to: ...``; use as a context manager.
 
-    Words in the last user message steer it: ``TOOL`` calls the tool ``add`` once, ``SLOW`` waits 0.3 s, ``HOLD`` waits
-    until ``gate`` is set, ``FAIL500`` answers with HTTP 500. ``listing`` replaces the answer to ``GET /v1/models``.
+    Words in the last user message steer it: ``TOOL`` calls the tool ``add`` once, ``TWICE`` two times in turn,
+    ``PARALLEL`` two times at once, ``HANDOFF`` calls every handoff; ``STRUCT`` answers with JSON where JSON is wanted,
+    ``THINK`` with reasoning; ``SLOW`` waits 0.3 s, ``HOLD`` waits until ``gate`` is set, ``DRIP`` does so within the
+    stream; ``BREAK`` closes the connection within the stream, ``FAIL500`` answers with HTTP 500. ``failures`` is how
+    many requests get a 500 before one is answered. ``listing`` replaces the answer to ``GET /v1/models``.
     """
 
     def __init__(self, tag: str, *, models: list[dict[str, Any]] | None = None) -> None:
         self.tag = tag
         self.models = models or [{"id": "m1", "object": "model"}]
         self.requests: list[dict[str, Any]] = []
+        self.answers: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """Each request that was answered, with the assistant message, in the order of the answers."""
+        self.bodies: list[bytes] = []
+        self.failures = 0
         self.keys: list[str] = []
         self.listed: list[tuple[str, str]] = []
         """Path and key of each GET."""
@@ -45,15 +52,41 @@ class FakeServer:
         messages = request.get("messages", [])
         user = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=0)
         text = str(messages[user]["content"]) if messages else ""
-        answered = any(m["role"] == "tool" for m in messages[user:])
         if "SLOW" in text:
             time.sleep(0.3)
         if "HOLD" in text:
             self.gate.wait(20)
-        if request.get("tools") and "TOOL" in text and not answered:
-            call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}
-            return {"role": "assistant", "content": None, "tool_calls": [call]}
-        return {"role": "assistant", "content": f"[{self.tag}|{request.get('model')}] reply to: {text[-60:]}"}
+        calls = self._calls_for(request, text, messages[user:])
+        if calls:
+            return {"role": "assistant", "content": None, "tool_calls": calls}
+        if "STRUCT" in text and (request.get("response_format") or "JSON" in str(messages)):
+            return {
+                "role": "assistant",
+                "content": json.dumps({"answer": f"{self.tag} {request['model']}", "score": 7}),
+            }
+        message = {"role": "assistant", "content": f"[{self.tag}|{request.get('model')}] reply to: {text[-60:]}"}
+        return {**message, "reasoning_content": "Let me think."} if "THINK" in text else message
+
+    def _calls_for(self, request: dict[str, Any], text: str, turn: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        tools = [tool.get("function", tool)["name"] for tool in request.get("tools") or []]
+        round_ = sum(1 for message in turn if message["role"] == "assistant" and message.get("tool_calls"))
+        calls: list[tuple[str, str]] = []
+        if "TOOL" in text and round_ == 0 and "add" in tools:
+            calls = [("add", '{"a": 2, "b": 3}')]
+        elif "TWICE" in text and round_ < 2 and "add" in tools:
+            calls = [("add", json.dumps({"a": round_, "b": 3}))]
+        elif "PARALLEL" in text and round_ == 0 and "add" in tools:
+            calls = [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 40, "b": 5}')]
+        elif "HANDOFF" in text and round_ == 0:
+            calls = [(name, "{}") for name in tools if name.startswith("transfer_to")]
+        return [
+            {
+                "id": f"call_{round_ + 1}{number or ''}",
+                "type": "function",
+                "function": {"name": name, "arguments": given},
+            }
+            for number, (name, given) in enumerate(calls)
+        ]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -71,21 +104,30 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_bytes(self.fake.listing or json.dumps({"object": "list", "data": self.fake.models}).encode())
 
     def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        body = self.rfile.read(int(self.headers["content-length"]))
+        request = json.loads(body)
+        self.fake.bodies.append(body)
         self.fake.requests.append(request)
         self.fake.keys.append(self.headers.get("authorization", ""))
-        if any("FAIL500" in str(m.get("content")) for m in request.get("messages", [])):
+        asked = request if "messages" in request else {**request, "messages": _as_chat(request)}
+        if self.fake.failures > 0 or any("FAIL500" in str(m.get("content")) for m in asked["messages"]):
+            self.fake.failures -= 1
             self._send({"error": {"message": "boom", "type": "server_error"}}, 500)
             return
-        message = self.fake.reply_to(request)
+        message = self.fake.reply_to(asked)
+        self.fake.answers.append((request, message))
+        if "messages" not in request:
+            self._send_response(request, message)
+            return
         reason = "tool_calls" if message.get("tool_calls") else "stop"
         base = {"id": "c1", "created": 1, "model": request.get("model")}
         if request.get("stream"):
-            self._stream(base, message, reason)
+            self._stream(base, message, reason, request)
             return
-        usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
-        choice = {"index": 0, "message": message, "finish_reason": reason}
-        self._send({**base, "object": "chat.completion", "choices": [choice], "usage": usage})
+        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": reason}
+        if request.get("logprobs"):
+            choice["logprobs"] = LOGPROBS
+        self._send({**base, "object": "chat.completion", "choices": [choice], "usage": USAGE})
 
     def _send(self, answer: dict[str, Any], status: int = 200) -> None:
         self._send_bytes(json.dumps(answer).encode(), status)
@@ -97,25 +139,93 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _stream(self, base: dict[str, Any], message: dict[str, Any], reason: str) -> None:
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.send_header("connection", "close")
-        self.end_headers()
+    def _stream(self, base: dict[str, Any], message: dict[str, Any], reason: str, request: dict[str, Any]) -> None:
+        self._open_stream()
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        if "reasoning_content" in message:
+            deltas += [{"reasoning_content": word} for word in re.findall(r"\S+\s*", message["reasoning_content"])]
         deltas += [{"content": word} for word in re.findall(r"\S+\s*", message["content"] or "")]
         for place, call in enumerate(message.get("tool_calls") or []):
             # the name first and the arguments in a later chunk, as model servers do
             head = {**call, "index": place, "function": {"name": call["function"]["name"], "arguments": ""}}
             tail = {"index": place, "function": {"arguments": call["function"]["arguments"]}}
             deltas += [{"tool_calls": [head]}, {"tool_calls": [tail]}]
-        chunks = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+        chunks: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
         chunks.append({"index": 0, "delta": {}, "finish_reason": reason})
-        for chunk in chunks:
-            line = json.dumps({**base, "object": "chat.completion.chunk", "choices": [chunk]})
-            self.wfile.write(f"data: {line}\n\n".encode())
-        self.wfile.write(b"data: [DONE]\n\n")
+        if request.get("logprobs"):
+            chunks[1]["logprobs"] = LOGPROBS
+        for number, chunk in enumerate(chunks):
+            if number == 3 and "DRIP" in str(request["messages"]):
+                self.fake.gate.wait(20)
+            if number == 3 and "BREAK" in str(request["messages"]):
+                self.wfile.write(b'data: {"error": {"message": "it broke", "code": 500}}\n\n')
+                return
+            self._event({**base, "object": "chat.completion.chunk", "choices": [chunk]})
+        if (request.get("stream_options") or {}).get("include_usage"):
+            self._event({**base, "object": "chat.completion.chunk", "choices": [], "usage": USAGE})
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody reads on
+            self.wfile.write(b"data: [DONE]\n\n")
+
+    def _open_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("connection", "close")
+        self.end_headers()
         self.close_connection = True
+
+    def _event(self, event: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            self.wfile.flush()
+
+    def _send_response(self, request: dict[str, Any], message: dict[str, Any]) -> None:
+        """Answer a request of the Responses interface."""
+        output: list[dict[str, Any]] = [
+            {"type": "function_call", "id": f"fc_{call['id']}", "call_id": call["id"], "status": "completed"}
+            | call["function"]
+            for call in message.get("tool_calls") or []
+        ]
+        if message["content"] is not None:
+            part = {"type": "output_text", "text": message["content"], "annotations": []}
+            text = {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [part]}
+            output.append(text)
+        details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+        usage = {"input_tokens": 11, "output_tokens": 7, "total_tokens": 18, **details}
+        base = {"id": "resp_1", "object": "response", "created_at": 1, "model": request["model"], "tools": []}
+        base |= {"parallel_tool_calls": True, "tool_choice": "auto"}
+        answer = {**base, "status": "completed", "output": output, "usage": usage}
+        if not request.get("stream"):
+            self._send(answer)
+            return
+        self._open_stream()
+        self._event({"type": "response.created", "response": {**base, "status": "in_progress", "output": []}})
+        for place, item in enumerate(output):
+            self._event({"type": "response.output_item.added", "output_index": place, "item": item})
+            for word in re.findall(r"\S+\s*", message["content"] or "") if item["type"] == "message" else []:
+                delta = {"item_id": item["id"], "output_index": place, "content_index": 0, "delta": word}
+                self._event({"type": "response.output_text.delta", **delta})
+            self._event({"type": "response.output_item.done", "output_index": place, "item": item})
+        self._event({"type": "response.completed", "response": answer})
+
+
+USAGE = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+LOGPROBS = {"content": [{"token": "x", "logprob": -0.1, "bytes": [120], "top_logprobs": []}]}
+
+
+def _as_chat(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """The conversation of a Responses request, as far as an answer depends on it."""
+    given = request["input"]
+    messages: list[dict[str, Any]] = []
+    for item in [{"role": "user", "content": given}] if isinstance(given, str) else given:
+        if item.get("type") == "function_call":
+            messages.append({"role": "assistant", "content": None, "tool_calls": [item]})
+        elif item.get("type") == "function_call_output":
+            messages.append({"role": "tool", "content": item["output"]})
+        else:
+            content = item["content"]
+            text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+            messages.append({"role": item["role"], "content": text})
+    return messages
 
 
 @contextlib.contextmanager

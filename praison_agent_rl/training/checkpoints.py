@@ -23,6 +23,13 @@ def newest_whole_checkpoint(folder: Path) -> Path | None:
     return next((path for path in newest_first if _is_whole(path)), None)
 
 
+def is_last(checkpoint: Path, max_steps: int) -> bool:
+    """Whether a whole checkpoint is of the run's last step; without ``max_steps`` the number that it itself names."""
+    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    last = max_steps if max_steps > 0 else state.get("max_steps")
+    return isinstance(last, int) and 0 < last <= _step(checkpoint)
+
+
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 

@@ -5,12 +5,14 @@ Imported only by the process that trains, since it imports ``trl`` at once.
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig
+from safetensors.torch import load_file
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
@@ -19,11 +21,12 @@ from trl.trainer.utils import RepeatSampler
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row, to_dataset
 from praison_agent_rl.errors import ModelError, TrainingFailed
-from praison_agent_rl.models import check_adapter_targets, load_model, load_tokenizer, plain_weights, render_prompts
+from praison_agent_rl.models import load_model, load_tokenizer, plain_weights, render_prompts
+from praison_agent_rl.preflight import check_adapter_targets
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder, publish_folder
 from praison_agent_rl.shared_prefix import completion_states, sample_completions, why_not_shareable
-from praison_agent_rl.training.checkpoints import newest_whole_checkpoint
+from praison_agent_rl.training.checkpoints import is_last, newest_whole_checkpoint
 
 _VOCABULARY_CHUNK = 32768  # columns of the head computed at a time, as in trl/trainer/utils.py
 _SHOWN = ("reward", "reward_std", "kl", "entropy", "grad_norm", "loss", "learning_rate", "frac_reward_zero_std")
@@ -45,14 +48,14 @@ def train_grpo(
     config = TrainConfig.load(plan.config, need_model=False, need_data=False)
     source = plain_weights(plan.base)
     tokenizer = load_tokenizer(source, config)
+    checkpoint = _checkpoint_of(run) if resume else None
+    if checkpoint and is_last(checkpoint, config.max_steps):
+        _finish_from(checkpoint, tokenizer, run, config)
+        return
     kept = _short_enough(run, rows, tokenizer, config, plan.tools)
     config.check_prompt_count(len(kept))
     model = load_model(source, config, device=plan.device)
     check_adapter_targets(config, tied=bool(model.config.get_text_config().tie_word_embeddings), source=source)
-    checkpoint = newest_whole_checkpoint(run.checkpoints) if resume else None
-    start = f"going on from {checkpoint.name}" if checkpoint else "no whole checkpoint: from the start"
-    if resume:
-        run.report_event("note", text=start)
     trainer = PolicyTrainer(
         model=model,
         reward_funcs=list(rewards),
@@ -278,14 +281,37 @@ def _train(trainer: PolicyTrainer, checkpoint: Path | None) -> None:
         raise
 
 
+def _checkpoint_of(run: RunFolder) -> Path | None:
+    checkpoint = newest_whole_checkpoint(run.checkpoints)
+    start = f"going on from {checkpoint.name}" if checkpoint else "no whole checkpoint: from the start"
+    run.report_event("note", text=start)
+    return checkpoint
+
+
+def _finish_from(checkpoint: Path, tokenizer: Any, run: RunFolder, config: TrainConfig) -> None:
+    """Make the adapter of a run whose last step was saved; the trainer would make one more if it were called again."""
+    _check_tensors(load_file(checkpoint / "adapter_model.safetensors").items(), config.learning_rate)
+    _check_signal(run)
+    temporary = Path(f"{run.adapter}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        shutil.copy2(checkpoint / name, temporary / name)
+    _publish_adapter(temporary, tokenizer, run)
+
+
 def _check_outcome(run: RunFolder, trainer: PolicyTrainer) -> None:
     """Raise TrainingFailed for a run that TRL calls a success although nothing was learned."""
-    steps = run.steps()
     if trainer.state.global_step == 0:
         raise TrainingFailed(
             "training made no step: the data did not fill one generation batch. Give more prompts or smaller batches"
         )
     _check_weights(trainer)
+    _check_signal(run)
+
+
+def _check_signal(run: RunFolder) -> None:
+    steps = run.steps()
     if steps and not any(step["grad_norm"] for step in steps):
         seen = "gave no score" if all(step["reward"] is None for step in steps) else "were equal within every group"
         raise TrainingFailed(
@@ -295,11 +321,16 @@ def _check_outcome(run: RunFolder, trainer: PolicyTrainer) -> None:
 
 
 def _check_weights(trainer: PolicyTrainer) -> None:
-    broken = [name for name, p in trainer.model.named_parameters() if p.requires_grad and not p.isfinite().all()]
+    trained = ((name, p) for name, p in trainer.model.named_parameters() if p.requires_grad)
+    _check_tensors(trained, trainer.args.learning_rate)
+
+
+def _check_tensors(trained: Iterable[tuple[str, torch.Tensor]], learning_rate: float) -> None:
+    broken = [name for name, tensor in trained if not tensor.isfinite().all()]
     if broken:
         raise TrainingFailed(
             f"{len(broken)} trained tensors hold NaN or infinity (first: {broken[0]}); lower learning_rate "
-            f"({trainer.args.learning_rate:g}) and start again"
+            f"({learning_rate:g}) and start again"
         )
 
 
@@ -310,5 +341,9 @@ def _save_adapter(trainer: PolicyTrainer, tokenizer: Any, run: RunFolder) -> Non
     trainer.save_model(str(temporary))
     if not (temporary / "adapter_model.safetensors").exists():
         raise ModelError(f"training ended but left no adapter in {str(temporary)!r}")
+    _publish_adapter(temporary, tokenizer, run)
+
+
+def _publish_adapter(temporary: Path, tokenizer: Any, run: RunFolder) -> None:
     tokenizer.save_pretrained(temporary)
     publish_folder(temporary, run.adapter)

@@ -1,5 +1,6 @@
 """Start a run's stages in a child process, follow its events, and turn its end into a result or an error."""
 
+import errno
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -47,9 +48,14 @@ def launch_stages(run: RunFolder, stages: Sequence[str], on_event: OnEvent, *, r
 def _error_of(run: RunFolder, child: "subprocess.Popen[bytes]", outcome: dict[str, Any]) -> PraisonRLError:
     where = f"the whole log is {run.log}; to go on from the last checkpoint: --resume {run.root}"
     if outcome.get("event") == "failed":
-        kind: type[PraisonRLError] = getattr(errors, outcome["kind"], TrainingFailed)
-        own_words = outcome["kind"] != "TrainingFailed"
-        return kind(outcome["message"] if own_words else f"{outcome['message']}\n{where}")
+        # a reward that passed its checks and fails now is no wrong input any more
+        failed_run = outcome["kind"] in ("TrainingFailed", "RewardError")
+        kind: type[PraisonRLError] = TrainingFailed if failed_run else getattr(errors, outcome["kind"], TrainingFailed)
+        return kind(f"{outcome['message']}\n{where}" if failed_run else outcome["message"])
     code = child.returncode
+    if code == errno.ENOSPC or "No space left on device" in last_lines(run.log):
+        return TrainingFailed(
+            f"the disk that {str(run.root)!r} is on is full; make room there, then go on with the run\n{where}"
+        )
     how = "was killed (out of memory?)" if code == -9 else f"ended with code {code}"
     return TrainingFailed(f"the training process {how}; its last lines:\n{last_lines(run.log)}\n{where}")

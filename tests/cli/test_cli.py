@@ -1,6 +1,7 @@
 """The command line: one plain message and the right exit code, before anything heavy is imported."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -86,6 +87,17 @@ def test_a_wrong_reward_path_is_told_in_under_a_second(project: Path) -> None:
         (["train", "config.yaml", "--set", "method=cpo"], "chosen, rejected"),
         (["train", "config.yaml", "--set", "reward_funcs="], "needs reward_funcs"),
         (["train", "--resume", "nowhere"], "not the folder of a run"),
+        (["train", "config.yaml", "--set", "chat_template=/nonexistent.jinja"], "there is no such file"),
+        (["train", "config.yaml", "--set", "lora_target_modules=nonsense"], "has no such layer; it has: down_proj"),
+        (["train", "config.yaml", "--set", "lora_target_modules=[q_proj, lm_head]"], "lm_head"),
+        (["train", "config.yaml", "--set", "layers_to_transform=99"], "has 2 layers, 0 to 1"),
+        (["train", "config.yaml", "--set", "fast_inference=true"], "fast_inference needs vLLM"),
+        (["train", "config.yaml", "--set", "optim=nonsense"], "no optimiser of transformers"),
+        (["train", "config.yaml", "--set", "max_steps=99999999999999999999"], "max_steps is 99999999999999999999"),
+        (["improve", "a:b", "--set", "swap=true"], "'swap' is no key that --set can set; leave it out"),
+        (["improve", "a:b", "--set", "data=x", "--set", "quiet=1"], "'data' is no key that --set can set; give it as"),
+        (["improve", "a:b", "--set", "base_model=x"], "give it as --base-model"),
+        (["improve", "a:b", "--set", "need_model=true", "--set", "source=x"], "'need_model' is no key"),
         (["improve", "noagents:helper", "--data", "prompts.jsonl"], "cannot import 'noagents'"),
         (["improve", "justaname", "--data", "prompts.jsonl"], "is not a 'module:agent' path"),
         (["improve", "myproject.rewards:length_penalty", "--data", "prompts.jsonl"], "is a function, not an Agent"),
@@ -137,6 +149,65 @@ def test_the_seeds_quick_start_trains_merges_compares_and_reports(project: Path)
     again = run("train", "--resume", str(root), cwd=project)
     assert again.returncode == 0, again.stderr  # everything is there already: nothing is trained twice
     assert json.loads((root / "comparison.json").read_text()) == comparison
+
+
+def test_paths_are_printed_as_they_are(project: Path) -> None:
+    """Square brackets mean styles to rich: a folder named br[proj] was printed as br, and o[/a] was an error."""
+    out = "br[proj]/o[/a]"
+    sets = ["--set", "max_completion_length=8", "--set", "max_steps=1", "--set", "held_out=0"]
+    done = run("train", "config.yaml", *sets, "--set", f"output_dir={out}", cwd=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("", "/adapter", "/model", "/report.html"):
+        assert f"{out}{name}\n" in done.stdout
+    assert f"transformers serve '{out}/model'" in done.stdout
+    (project / out / "model").rename(project / "elsewhere")
+    again = run("train", "--resume", out, cwd=project)
+    assert again.returncode == 0, again.stderr
+    assert "serve" not in again.stdout and "merged model:" not in again.stdout
+    assert "it has become a version of the agent, or was moved" in again.stdout
+    version = project / ".praisonai" / "rl" / "versions" / "helper" / "v1"
+    version.mkdir(parents=True)
+    (version / "plan.json").write_bytes((project / out / "plan.json").read_bytes())
+    found = run("train", "--resume", out, cwd=project)
+    assert f"merged model: {version / 'model'}\n" in found.stdout
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_ctrl_c_names_the_run_that_can_be_gone_on_with_or_says_that_nothing_was_written(
+    project: Path, dry: bool
+) -> None:
+    (project / "myproject" / "slow.py").write_text(
+        "import pathlib, time\npathlib.Path('started').touch()\ntime.sleep(60)\n"
+    )
+    reward = ["--set", "reward_funcs=myproject.slow:f", "--dry-run"] if dry else ["--set", "output_dir=out [1]"]
+    sign = project / "started" if dry else project / "out [1]" / "events.jsonl"
+    command = [sys.executable, "-c", "from praison_agent_rl.cli import main; main()", "train", "config.yaml", *reward]
+    started = subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not sign.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    _, said = started.communicate(timeout=60)
+    assert started.returncode == 130, said
+    if dry:
+        assert said.strip() == "interrupted; nothing was written"
+        assert not (project / ".praisonai").exists()
+    else:
+        assert "what was written stays in out [1]" in said and "train --resume 'out [1]'" in said
+
+
+def test_a_reward_that_fails_in_training_is_a_failed_run_that_can_be_gone_on_with(project: Path) -> None:
+    (project / "myproject" / "judge.py").write_text(
+        "def judge(completions, trainer_state=None, **kwargs):\n"
+        "    if len(completions) == 8 and trainer_state is not None and trainer_state.global_step > 0:\n"
+        "        raise OSError('no answer from the judge')\n"
+        "    return [float(len(c)) for c in completions]\n"
+    )
+    sets = ["reward_funcs=myproject.judge:judge", "max_completion_length=8", "max_steps=3", "held_out=0"]
+    done = run("train", "config.yaml", *(word for text in sets for word in ("--set", text)), cwd=project)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no answer from the judge" in done.stderr and "Traceback" not in done.stderr
+    assert "log.txt" in done.stderr and "--resume" in done.stderr
 
 
 def test_a_run_without_signal_fails_with_exit_code_1_and_says_why(project: Path) -> None:

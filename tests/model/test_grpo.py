@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import to_dataset
@@ -475,6 +475,40 @@ def test_a_checkpoint_without_its_optimiser_is_passed_over_for_the_one_before(ti
     assert state["global_step"] == 4
     got, wanted = adapter_of(resumed), adapter_of(stopped_at_4)
     assert [name for name in wanted if not torch.equal(got[name], wanted[name])] == []
+
+
+@pytest.mark.parametrize("steps", [{"max_steps": 4}, {"max_steps": 3}, {"max_steps": -1, "num_train_epochs": 1}])
+def test_a_run_whose_last_step_was_saved_is_finished_and_not_trained_further(tiny_model, in_tmp, stopped_at_4, steps):
+    # 8 prompts, 2 in a batch: one epoch is 4 steps
+    resumed = continued(in_tmp, stopped_at_4, tiny_model, "resumed", **steps)
+    shutil.rmtree(resumed.adapter)
+
+    def reward(completions, **_):
+        raise AssertionError("nothing is to be sampled")
+
+    train_grpo(resumed, rows_of(), [Reward(reward, "lower")], resume=True)
+    assert notes(resumed) == ["going on from checkpoint-4"]
+    assert [step["step"] for step in resumed.steps()] == [1, 2, 3, 4]
+    assert sorted(path.name for path in resumed.checkpoints.glob("*-*")) == ["checkpoint-2", "checkpoint-4"]
+    got, wanted = adapter_of(resumed), adapter_of(stopped_at_4)
+    assert got.keys() == wanted.keys() and all(torch.equal(got[name], wanted[name]) for name in wanted)
+    there = {path.name for path in resumed.adapter.iterdir()}
+    assert there >= {"adapter_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+
+
+@pytest.mark.parametrize("fault", ["no signal", "NaN"])
+def test_a_run_that_failed_at_its_last_step_fails_again_when_it_is_resumed(tiny_model, in_tmp, stopped_at_4, fault):
+    resumed = continued(in_tmp, stopped_at_4, tiny_model, "resumed", max_steps=4)
+    shutil.rmtree(resumed.adapter)
+    if fault == "NaN":
+        path = resumed.checkpoints / "checkpoint-4" / "adapter_model.safetensors"
+        save_file({name: tensor * float("nan") for name, tensor in load_file(path).items()}, path)
+    else:
+        events = [{**event, "grad_norm": 0.0} for _, event in resumed.events()]
+        resumed.events_file.write_text("".join(json.dumps(event) + "\n" for event in events))
+    with pytest.raises(TrainingFailed, match=fault if fault == "NaN" else "had a signal"):
+        train_grpo(resumed, rows_of(), [Reward(lower_case, "lower")], resume=True)
+    assert not resumed.adapter.exists()
 
 
 def test_prompts_come_in_another_order_in_each_pass_and_each_once(tiny_model, in_tmp):

@@ -14,7 +14,7 @@ from praison_agent_rl import merging
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ModelError
 from praison_agent_rl.merging import TOLERANCE_16_BIT, TOLERANCE_FLOAT32, merge_adapter
-from praison_agent_rl.models import check_adapter_targets
+from praison_agent_rl.preflight import check_adapter_targets
 
 PROMPTS = [[0, 20, 30, 40], [0, 50, 60, 70, 80, 90, 100], [0, 11]]
 
@@ -291,10 +291,19 @@ def test_an_adapter_on_embeddings_or_head_is_refused_for_a_tied_model_only(chang
     with pytest.raises(ModelError) as caught:
         check_adapter_targets(config_of(**changes), tied=True, source="some/model")
     assert name in str(caught.value) and "'some/model' ties its input embeddings" in str(caught.value)
-    assert check_adapter_targets(config_of(**changes), tied=False, source="some/model") is None
+    if "lm_head" not in changes.get("lora_target_modules", []):
+        assert check_adapter_targets(config_of(**changes), tied=False, source="some/model") is None
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"]])
+@pytest.mark.parametrize(
+    "targets", [["q_proj", "lm_head"], ["model.lm_head"], ["embed_out"], ".*lm_head", r".*(q_proj|head)"]
+)
+def test_an_adapter_on_the_head_is_refused_for_every_model_since_trl_would_not_train_it(targets):
+    with pytest.raises(ModelError, match=r"computes log-probabilities from its weights directly"):
+        check_adapter_targets(config_of(lora_target_modules=targets), tied=False, source="some/model")
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"], r".*\.(q|v)_proj"])
 def test_an_adapter_on_the_projections_passes_for_a_tied_model(targets):
     assert check_adapter_targets(config_of(lora_target_modules=targets), tied=True, source="some/model") is None
 

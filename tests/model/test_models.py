@@ -18,10 +18,10 @@ from praison_agent_rl.models import (
     load_model,
     load_tokenizer,
     plain_weights,
-    read_config,
     render_prompts,
     stored_dtype,
 )
+from praison_agent_rl.weight_files import read_config
 from tests.conftest import CHATML
 
 IDS = torch.tensor([[0, 20, 30, 40, 50, 60, 70, 80]])
@@ -87,7 +87,7 @@ def test_a_file_that_is_no_gguf_is_refused(in_tmp):
 
 
 def test_a_gguf_file_is_found_whatever_the_case_of_its_ending(in_tmp):
-    (in_tmp / "small.GGUF").write_bytes(b"")
+    (in_tmp / "small.GGUF").write_bytes(b"GGUF")
     assert find_weights("small.GGUF") == str((in_tmp / "small.GGUF").resolve())
 
 

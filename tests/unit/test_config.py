@@ -250,6 +250,19 @@ def test_scale_rewards_is_also_a_switch(value, meant):
         ("warmup_ratio", 5, "warmup_ratio is 5, but must be a share"),
         ("layers_pattern", "layers", "layers_pattern needs layers_to_transform"),
         ("training_arguments", [1], "training_arguments is [1], but must be a mapping"),
+        ("max_steps", 10**20, "max_steps is 100000000000000000000, but must be less than or equal to 1000000000"),
+        ("num_train_epochs", 1e300, "num_train_epochs is 1e+300, but must be less than or equal to 1000000"),
+        ("lora_r", 10**12, "lora_r is 1000000000000, but must be less than"),
+        ("seed", 2**32, "seed is 4294967296, but must be less than or equal to 4294967295"),
+        ("optim", "nonsense", "optim is 'nonsense', which is no optimiser"),
+        ("optim", "adamw_torc", "did you mean 'adamw_torch'?"),
+        ("report_to", "wandbb", "report_to is 'wandbb', but must be one of 'none', 'all', 'azure_ml'"),
+        ("report_to", ["wandb", "x"], "report_to is 'x', but must be one of"),
+        ("init_lora_weights", "nonsense", "init_lora_weights is 'nonsense', but must be true, false, 'gaussian'"),
+        ("init_lora_weights", "pissa_niter_x", "init_lora_weights is 'pissa_niter_x'"),
+        ("init_lora_weights", "eva", "eva needs a calibration of its own, which is not offered"),
+        ("lora_target_modules", [], "lora_target_modules is [], so nothing would be trained"),
+        ("lora_target_modules", "", "lora_target_modules is '', so nothing would be trained"),
         ("method", "dpo", "method is 'dpo', but must be one of 'grpo', 'reward' or 'cpo'"),
     ],
 )
@@ -291,6 +304,39 @@ def test_a_file_with_three_different_faults_lists_all_three(tmp_path):
 def test_a_faulty_value_is_not_blamed_twice():
     assert len(problems(max_seq_length="long", max_completion_length=4096)) == 1
     assert len(problems(num_generations=0, per_device_train_batch_size=3, gradient_accumulation_steps=1)) == 1
+
+
+BOMB = ["x"] * 9
+for _ in range(12):  # 9 ** 13 items, as a few lines of YAML with anchors make them
+    BOMB = [BOMB] * 9
+
+
+@pytest.mark.parametrize("value", [BOMB, {"a": BOMB}, "x" * 100_000, {str(n): n for n in range(10_000)}])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "learning_rate",
+        "lora_target_modules",
+        "reward_weights",
+        "training_arguments",
+        "report_to",
+        "optim",
+        "method",
+        "scale_rewards",
+    ],
+)
+def test_a_value_of_any_size_is_shown_in_a_few_words(key, value):
+    if key == "optim" and not isinstance(value, str):
+        key = "run_name"
+    if key == "lora_target_modules" and isinstance(value, str):
+        return  # a regular expression of any length may be meant
+    lines = problems(**{key: value})
+    assert all(len(line) < 500 for line in lines) and len(lines) <= 31
+
+
+def test_an_unknown_key_of_any_length_is_shown_in_a_few_words():
+    (line,) = problems(**{"k" * 100_000: 1})
+    assert line.startswith("unknown key 'kkk") and len(line) < 300
 
 
 # --- names ---------------------------------------------------------------------------------------------------------
@@ -576,6 +622,24 @@ def test_the_table_of_fields_is_that_of_the_installed_trl():
     assert grpo == config_keys.GRPO_FIELDS
     training = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
     assert training == set(config_keys.TRAINING_FIELDS)
+
+
+def test_optimisers_and_services_are_those_of_the_installed_transformers():
+    pytest.importorskip("transformers")
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+    from transformers.training_args import OptimizerNames
+
+    assert list(config_keys.OPTIMIZERS) == [name.value for name in OptimizerNames]
+    assert set(config_keys.TRACKERS) == set(INTEGRATION_TO_CALLBACK)
+
+
+@pytest.mark.parametrize("start", [True, False, "gaussian", "orthogonal", "olora", "pissa", "pissa_niter_4"])
+def test_each_start_of_an_adapter_that_is_allowed_is_one_that_peft_makes(start):
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    options = {**load(init_lora_weights=start, lora_r=2).lora_arguments(), "target_modules": ["0"], "task_type": None}
+    made = peft.get_peft_model(model, peft.LoraConfig(**options))
+    assert sum("lora_" in name for name, _ in made.named_parameters()) == 2
 
 
 @pytest.mark.filterwarnings("ignore")

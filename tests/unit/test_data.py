@@ -1,5 +1,7 @@
 """What rows may look like, where they may come from, and that nothing changes them on the way to training."""
 
+import datetime
+import decimal
 import json
 import logging
 import math
@@ -221,6 +223,25 @@ def test_a_hub_that_cannot_be_reached_is_an_error_that_says_what_was_tried(monke
 # --- dataset entries ---------------------------------------------------------------------------------------------
 
 
+def test_an_entry_of_files_needs_no_name(tmp_path):
+    put(tmp_path / "a.jsonl", '{"prompt": "p"}')
+    for files in (str(tmp_path / "a.jsonl"), [str(tmp_path / "a.jsonl")], {"train": str(tmp_path / "a.jsonl")}):
+        assert (
+            load_rows([{"data_files": files}])
+            == load_rows({"data_files": files, "split": "train"})
+            == [{"prompt": "p"}]
+        )
+    with pytest.raises(DataError, match=r"dataset entry 1 \('no\.jsonl'\)"):
+        load_rows([{"data_files": "no.jsonl"}])
+
+
+def test_an_entry_without_name_and_files_is_not_looked_up_anywhere(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for entry in ({"name": None}, {"name": ""}, {"name": None, "split": "train"}, {"data_files": None}):
+        with pytest.raises(DataError, match="it needs a name"):
+            load_rows([entry])
+
+
 @pytest.fixture
 def numbered(tmp_path):
     """Ten rows: question q0..q9, level easy for the even ones."""
@@ -389,7 +410,7 @@ def test_a_column_with_a_name_of_trls_own_must_be_renamed_for_grpo_only(name):
         [USER, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"a": 1}'}]}, RESULT],
         [USER, {"role": "assistant", "content": "a", "tool_calls": []}, USER],
         [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
-        [{"role": "user", "content": [{"type": "image", "image": "x.png"}]}],
+        [{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "Grüße 🎉"}]}],
         [{"role": "user", "content": ""}, {"role": "assistant", "content": "?"}, {"role": "user", "content": "b"}],
     ],
 )
@@ -416,6 +437,13 @@ def test_a_prompt_that_trains_passes(prompt):
         ([{"role": "user", "content": 5}], "has the content 5"),
         ([{"role": "user", "content": ["a"]}], "each must be a dict with a type"),
         ([{"role": "user", "content": [{"text": "a"}]}], "each must be a dict with a type"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "text only"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]}], "'input_audio'"),
+        ([{"role": "user", "content": [{"type": "image", "image": "x.png"}]}], "a part of type 'image'; this version"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "each must have a text"),
+        ("half \ud83d", "'prompt' holds half an emoji (U+D83D alone)"),
+        ([USER | {"content": "half \ude00"}], "'prompt' holds half an emoji (U+DE00 alone)"),
+        ([USER | {"content": [{"type": "text", "text": "\ud83d"}]}], "holds half an emoji"),
         ([USER, {"role": "user", "content": "  "}], "has a last user message that is blank"),
         ([{"role": "user", "content": []}], "has a last user message that is blank"),
         ([{"role": "user", "content": [{"type": "text", "text": " "}]}], "has a last user message that is blank"),
@@ -487,6 +515,54 @@ def test_a_tool_result_in_an_answer_may_answer_a_call_of_the_prompt():
 
 def test_a_row_that_is_no_dict_is_a_fault():
     assert "row 2: it is 'x', not a dict" in fault([{"prompt": "p"}, "x"])
+
+
+NESTED: list = []
+for _ in range(5000):
+    NESTED = [NESTED]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (datetime.datetime(2026, 1, 2), "holds a datetime"),
+        (datetime.date(2026, 1, 2), "holds a date"),
+        (b"raw", "holds a bytes (b'raw')"),
+        (decimal.Decimal("1.5"), "holds a Decimal"),
+        ({1, 2}, "holds a set"),
+        (object(), "holds a object"),
+        ({"a": [{"b": b"raw"}]}, "holds a bytes"),
+        ({b"raw": 1}, "holds a bytes"),
+        ("half \ud83d", "holds half an emoji"),
+        ({"half \ud83d": 1}, "holds half an emoji"),
+        ([1.0, float("nan")], "holds nan within"),
+        ({"a": float("-inf")}, "holds -inf within"),
+        (2**63, "holds 9223372036854775808, a number beyond 64 bits"),
+        ([-(2**63) - 1], "a number beyond 64 bits"),
+        (NESTED, "is nested more than 100 levels deep"),
+    ],
+)
+def test_a_value_that_training_could_not_be_given_is_named_with_its_row_and_column(value, says):
+    text = fault([{"prompt": "fine", "extra": 1}, {"prompt": "too", "extra": value}])
+    assert "row 2: 'extra'" in text and says in text and len(text) < 400
+    assert "row 1" not in text
+
+
+def test_values_that_json_has_a_form_for_pass_and_come_through_training_s_dataset():
+    rows = [
+        {"prompt": "a", "x": {"n": [1, 2.5, None, True, {"k": "Grüße 🎉"}]}, "y": float("nan"), "z": 2**63 - 1},
+        {"prompt": "b", "x": [], "y": 1.0, "z": -(2**63)},
+    ]
+    check_rows(rows, "grpo")
+    to_dataset(rows)
+
+
+def test_a_value_of_endless_repetition_is_looked_at_once():
+    again = ["x"] * 9
+    for _ in range(12):  # 9 ** 13 items where each is counted
+        again = [again] * 9
+    check_rows([{"prompt": "a", "x": again}], "grpo")
+    assert len(fault([{"prompt": again}])) < 2000
 
 
 def test_all_faults_of_a_row_are_named():

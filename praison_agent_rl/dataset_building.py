@@ -1,0 +1,145 @@
+"""From recorded runs to a dataset of prompts: rows, a split that stays, and a manifest; recordings are only read.
+
+A dataset is a folder: ``rows.jsonl`` (or ``rows.parquet``), whose column ``split`` says ``train`` or ``held_out``;
+``split.jsonl``, the side of every prompt that was ever given one; ``manifest.json``; and ``README.md``, with the report
+and what ``datasets.load_dataset(folder)`` must know.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from praison_agent_rl.conversations import Conversations
+from praison_agent_rl.dataset_files import DatasetFolder, Draft, drafting
+from praison_agent_rl.dataset_report import Manifest, Source, card_of, kinds_of, report_of
+from praison_agent_rl.dataset_rows import BuildOptions, Sieve, remembered_label, selected
+from praison_agent_rl.errors import DataError, MissingExtra
+from praison_agent_rl.near_duplicates import NearDuplicates, Signature
+from praison_agent_rl.records import Run
+from praison_agent_rl.runs import now, write_record, write_text
+from praison_agent_rl.transcript_files import store_files
+from praison_agent_rl.transcripts import DEFAULT_STORE, Losses, read_runs
+
+__all__ = ["BuildOptions", "BuiltDataset", "Manifest", "build_dataset"]
+
+DATASETS = Path(".praisonai/rl/datasets")
+
+
+@dataclass(frozen=True)
+class BuiltDataset:
+    """A dataset that was built; ``load_rows(built.rows)`` reads it, ``print(built)`` tells what is in it."""
+
+    rows: Path
+    manifest: Manifest
+
+    def __str__(self) -> str:
+        return f"{report_of(self.manifest)}\n{self.rows}"
+
+
+def build_dataset(
+    store: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    options: BuildOptions | None = None,
+    runs: Iterable[Run] | None = None,
+) -> BuiltDataset:
+    """Make a dataset of prompts from the runs in ``store``, or from ``runs``.
+
+    ``out`` is the folder to write, ``.praisonai/rl/datasets/<agent>`` by default. Where it holds a dataset already,
+    every prompt keeps its side, and what belongs to it follows. That dataset stays whole until the new one is.
+
+    Raises:
+        DataError: nothing is recorded, no row remains, a function that an option names is missing or fails, or another
+            build is writing to ``out``.
+    """
+    options = options or BuildOptions()
+    source = _Source(runs) if runs is not None else _recorded(store, options)
+    folder = DatasetFolder(Path(out) if out is not None else DATASETS / _folder_name(options.agent))
+    with drafting(folder) as draft:
+        conversations, near = Conversations(), _near_duplicates(options)
+        _remember(folder, conversations, near=near)
+        sieve = Sieve(options, conversations, near=near)
+        draft.gather(sieve.rows(selected(source.runs, options)))
+        sides = draft.divide(conversations.sides(options.held_out, seed=options.seed), sieve.lent)
+        sieve.left_out["between sides"] += sides[None]
+        manifest = _manifest(source, sieve, draft=draft, sides=sides, largest=conversations.largest())
+        if not sides["train"]:
+            raise DataError(f"no prompt is left to train on:\n{report_of(manifest)}")
+        return _published(draft, manifest)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Runs, and what is known of where they lie."""
+
+    runs: Iterable[Run]
+    store: Path | None = None
+    files: tuple[Source, ...] = ()
+    losses: Losses = field(default_factory=Losses)
+    """Filled while the runs are read."""
+
+
+def _recorded(store: str | Path | None, options: BuildOptions) -> _Source:
+    """The runs in a store; raises DataError if nothing is there."""
+    folder, losses = Path(store) if store is not None else DEFAULT_STORE, Losses()
+    files = tuple(Source(name=path.name, bytes=path.stat().st_size) for path in store_files(folder))
+    if not files:
+        raise DataError(
+            f"nothing is recorded in {str(folder)!r}; record an agent with agent.record(), or name its store"
+        )
+    runs = read_runs(folder, agent=options.agent, since=options.since, until=options.until, losses=losses)
+    return _Source(runs, folder, files, losses)
+
+
+def _near_duplicates(options: BuildOptions) -> NearDuplicates | None:
+    if options.near_duplicates is None:
+        return None
+    try:
+        return NearDuplicates(options.near_duplicates)
+    except MissingExtra:
+        return None  # the report says so
+
+
+def _remember(folder: DatasetFolder, conversations: Conversations, *, near: NearDuplicates | None) -> None:
+    """Take up the sides that earlier builds gave."""
+    for given in folder.given_sides():
+        number = conversations.remember(given.key, given.side, links=given.links)
+        if near is not None and given.near is not None:
+            near.add(Signature.parse(given.near), remembered_label(number))
+
+
+def _manifest(source: _Source, sieve: Sieve, *, draft: Draft, sides: dict[str | None, int], largest: int) -> Manifest:
+    used = ("praison-agent-rl", *(["datasketch"] if sieve.seeks_near_duplicates else []))
+    return Manifest(
+        store=str(source.store) if source.store else None,
+        files=list(source.files),
+        dropped=source.losses.dropped,
+        unreadable=source.losses.torn + source.losses.unresolved,
+        runs=sieve.runs,
+        calls=sieve.calls,
+        train=sides["train"],
+        held_out=sides["held_out"],
+        largest_group=largest,
+        left_out={reason: count for reason, count in sieve.left_out.items() if count},
+        malformed_example=sieve.example,
+        columns=kinds_of(sieve.kinds),
+        near_duplicates=sieve.seeks_near_duplicates,
+        fingerprint=draft.fingerprint,
+        options=sieve.options,
+        libraries={name: metadata.version(name) for name in used},
+        created=now(),
+    )
+
+
+def _published(draft: Draft, manifest: Manifest) -> BuiltDataset:
+    built = BuiltDataset(draft.publish(manifest.options.format), manifest)
+    write_record(draft.folder.manifest_file, manifest)
+    write_text(draft.folder.card_file, card_of(manifest, built.rows.name))
+    return built
+
+
+def _folder_name(agent: str | None) -> str:
+    """The name of an agent, or a pattern, as one that a folder may have."""
+    return re.sub(r"[^\w.-]+", "_", agent or "").strip("._") or "all"

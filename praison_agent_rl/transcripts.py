@@ -1,0 +1,325 @@
+"""Reads stores of transcripts: lines become calls, calls become runs; runs can be chosen, rated and exported.
+
+Reading streams: it remembers open runs and the last calls of one file, however many files there are. Dicts and lists
+in what is read are shared between the calls of a run; they are to be read and not changed.
+"""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel
+
+from praison_agent_rl.errors import DataError
+from praison_agent_rl.plain_values import plain, revive
+from praison_agent_rl.records import Call, Feedback, Run
+from praison_agent_rl.redaction import find_redactor
+from praison_agent_rl.run_filters import run_tests
+from praison_agent_rl.transcript_files import (
+    DEFAULT_STORE,
+    REFERENCE_WINDOW,
+    Losses,
+    continued_file,
+    lines_of,
+    raw_lines,
+    store_files,
+)
+from praison_agent_rl.transcript_writing import TranscriptWriter
+
+__all__ = [
+    "DEFAULT_STORE",
+    "Losses",
+    "TranscriptWriter",
+    "export_runs",
+    "feedback",
+    "iter_call_dicts",
+    "iter_run_dicts",
+    "read_calls",
+    "read_runs",
+]
+
+AnyRecord = TypeVar("AnyRecord", Call, Run)
+_FIELDS: dict[type[BaseModel], set[str]] = {kind: set(kind.model_fields) for kind in (Call, Run)}
+_FEEDBACK = b'{"kind":"feedback"'
+
+
+def read_runs(
+    store: str | Path = DEFAULT_STORE,
+    *,
+    agent: str | None = None,
+    since: float | str | datetime | None = None,
+    until: float | str | datetime | None = None,
+    tags: str | Sequence[str] = (),
+    has_error: bool | None = None,
+    used_tool: str | bool | None = None,
+    rated: bool | float | None = None,
+    text: str | None = None,
+    losses: Losses | None = None,
+) -> Iterator[Run]:
+    """The runs in a store that pass all that is asked for, file by file, in the order in which they ended.
+
+    ``agent`` is a name or a pattern (``"support-*"``); ``since`` and ``until`` are unix seconds, ISO text or datetimes,
+    the second of them excluded; ``tags`` must all be there; ``has_error`` counts the run's and its calls';
+    ``used_tool`` is a name, or whether any was called; ``rated`` is the least score, or whether there is any feedback;
+    ``text`` is sought in the prompt, the output and all messages, in upper and lower case. ``losses`` is filled.
+
+    Raises:
+        DataError: there is no store, it is of a later format, or a time is none.
+    """
+    about = run_tests(agent=agent, since=since, until=until, tags=tags)
+    within = run_tests(has_error=has_error, used_tool=used_tool, rated=rated, text=text)
+    found = iter_run_dicts(store, losses=losses)
+    return (_as_run(run) for run in found if all(test(run) for test in (*about, *within)))
+
+
+def read_calls(store: str | Path = DEFAULT_STORE, *, losses: Losses | None = None) -> Iterator[Call]:
+    """Every call in a store, those outside of runs too, in the order in which they were written."""
+    return (_as_record(Call, call) for call in iter_call_dicts(store, losses=losses))
+
+
+def iter_call_dicts(store: str | Path = DEFAULT_STORE, *, losses: Losses | None = None) -> Iterator[dict[str, Any]]:
+    """As `read_calls`, with plain dicts, which are quicker to make."""
+    losses = losses if losses is not None else Losses()
+    files = [path for path, _ in _in_order(store)]
+    return (line for path in files for kind, line in _whole_lines(path, losses) if kind == "call")
+
+
+def iter_run_dicts(store: str | Path = DEFAULT_STORE, *, losses: Losses | None = None) -> Iterator[dict[str, Any]]:
+    """As `read_runs` without a filter, with plain dicts, which are quicker to make."""
+    return _folded(_in_order(store), losses if losses is not None else Losses())
+
+
+def feedback(
+    run: Run | str,
+    *,
+    score: float | None = None,
+    label: str | None = None,
+    correction: str | None = None,
+    store: str | Path | None = None,
+    redact: str | Callable[..., str] | None = None,
+) -> Feedback:
+    """Say how good a run was, or what its answer should have been; what was recorded before stays as it is.
+
+    ``redact`` is as for a recording: the store of one that masks personal data should not get any from a correction.
+
+    Raises:
+        DataError: nothing is said, the score is no finite number, or the store cannot be written.
+    """
+    if score is None and label is None and correction is None:
+        raise DataError("feedback says nothing; give at least one of score=, label= and correction=")
+    if score is not None and not (isinstance(score, int | float) and math.isfinite(score)):
+        raise DataError(f"score={score!r} is no finite number")
+    run_id = run if isinstance(run, str) else run.id
+    given = Feedback(run=run_id, time=time.time(), score=score, label=label, correction=correction)
+    folder = Path(store if store is not None else DEFAULT_STORE).absolute()
+    try:
+        _feedback_writer(folder, redact).feedback(given.model_dump())
+    except OSError as error:
+        raise DataError(f"feedback cannot be written to the store {str(folder)!r}: {error}") from error
+    return given
+
+
+def export_runs(runs: Iterable[Run], path: str | Path, format: Literal["jsonl", "openai"] = "jsonl") -> int:
+    """Write runs to a file and return how many rows that made; the file is whole or not there.
+
+    ``"jsonl"`` holds a whole `Run` a line, ``"openai"`` the messages of a run's last answered call with the answer, and
+    its tools: the form of fine-tuning files. A run without an answer makes no row of the second.
+
+    Raises:
+        DataError: there is no such format, or the file cannot be written.
+    """
+    forms: dict[str, Callable[[Run], dict[str, Any] | None]] = {"jsonl": _whole_row, "openai": _openai_row}
+    if format not in forms:
+        raise DataError(f"format={format!r} is none that runs are exported in; give one of {', '.join(forms)}")
+    path, count = Path(path), 0
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as file:
+            for row in filter(None, map(forms[format], runs)):
+                file.write(json.dumps(plain(row)) + "\n")
+                count += 1
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(f"runs cannot be exported to {str(path)!r}: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return count
+
+
+# --- lines to calls -------------------------------------------------------------------------------------------------
+
+
+def _in_order(store: str | Path) -> list[tuple[Path, str | None]]:
+    """The files of a store, each with the name of the one that its process wrote before; checks their formats."""
+    return [(path, continued_file(path)) for path in store_files(store)]
+
+
+def _whole_lines(path: Path, losses: Losses) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a file by their kind; calls are as they were before the writer shortened them."""
+    window: deque[str] = deque()
+    known: dict[str, dict[str, Any]] = {}
+    for line in lines_of(path, losses):
+        kind = line.pop("kind")
+        if kind == "call":
+            try:
+                _lengthen(line, known)
+            except KeyError:
+                losses.unresolved += 1
+                continue
+            known[line["id"]] = line
+            window.append(line["id"])
+            if len(window) > REFERENCE_WINDOW:
+                known.pop(window.popleft(), None)
+        yield kind, line
+
+
+def _lengthen(call: dict[str, Any], known: dict[str, dict[str, Any]]) -> None:
+    """Give a call the messages and tools that it has in common with earlier ones; KeyError where these are missing."""
+    after, keep, tools_of = call.pop("after"), call.pop("keep"), call.pop("tools_of")
+    if after is not None:
+        earlier = known[after]
+        messages = earlier["messages"][:keep]
+        if len(messages) < keep:
+            messages.append(earlier["reply"])
+        call["messages"] = messages + call["messages"]
+    call["tools"] = known[tools_of]["tools"] if tools_of is not None else call["tools"] or []
+
+
+# --- calls to runs --------------------------------------------------------------------------------------------------
+
+
+def _folded(files: list[tuple[Path, str | None]], losses: Losses) -> Iterator[dict[str, Any]]:
+    """The runs of all files, each as soon as it has ended, the unended ones when their process has no further file."""
+    ratings = _ratings([path for path, _ in files])
+    continued = {before for _, before in files}
+    unended: dict[str | None, _Fold] = {}
+    for path, before in files:
+        fold = unended.pop(before, None) or _Fold(ratings)
+        for kind, line in _whole_lines(path, losses):
+            if ended := fold.take(kind, line):
+                yield ended
+        yield from fold.ended()
+        if path.name in continued:
+            unended[path.name] = fold
+        else:
+            yield from fold.unended()
+    for fold in unended.values():  # of processes whose clock was put back
+        yield from fold.unended()
+
+
+class _Fold:
+    """The runs of one process that have not been given yet."""
+
+    def __init__(self, ratings: dict[str, list[dict[str, Any]]]) -> None:
+        self._ratings = ratings
+        self._open: dict[str, dict[str, Any]] = {}
+        self._ended: dict[str, dict[str, Any]] = {}
+        """Kept a while: a call that somebody else waits for may end after its run."""
+
+    def take(self, kind: str, line: dict[str, Any]) -> dict[str, Any] | None:
+        """Add a line; a run that has ended a while ago, if there is one."""
+        if kind == "begin":
+            run_id = line.pop("run")
+            self._open[run_id] = self._open.get(run_id, _empty_run(run_id)) | line
+        elif kind == "call" and line["run"] is not None:
+            run_id = line["run"]
+            run = self._open.get(run_id) or self._ended.get(run_id) or self._unbegun(line)
+            run["calls"].append(line)
+        elif kind == "end":
+            run_id = line.pop("run")
+            self._ended[run_id] = (self._open.pop(run_id, None) or _empty_run(run_id)) | line | {"finished": True}
+            if len(self._ended) > REFERENCE_WINDOW:
+                return self._given(self._ended.pop(next(iter(self._ended))))
+        return None
+
+    def ended(self) -> Iterator[dict[str, Any]]:
+        """The runs that have ended, in that order; they are forgotten."""
+        runs, self._ended = self._ended, {}
+        return map(self._given, runs.values())
+
+    def unended(self) -> Iterator[dict[str, Any]]:
+        """The runs whose process ended first, or that are under way."""
+        return map(self._given, self._open.values())
+
+    def _unbegun(self, call: dict[str, Any]) -> dict[str, Any]:
+        """A run whose first line is gone, with a removed file or on a full disk, as far as a call of it tells."""
+        run_id = call["run"]
+        about = {key: call[key] for key in ("agent", "time", "version")}
+        run = self._open[run_id] = _empty_run(run_id) | about
+        return run
+
+    def _given(self, run: dict[str, Any]) -> dict[str, Any]:
+        run["calls"].sort(key=lambda call: call["time"])
+        run["feedback"] = self._ratings.get(run["id"], [])
+        return run
+
+
+def _empty_run(run_id: str) -> dict[str, Any]:
+    return {
+        **{"id": run_id, "agent": None, "parent": None, "session": None, "tags": [], "style": "chat", "time": 0.0},
+        **{"seconds": 0.0, "version": None, "prompt": None, "output": None, "error": None, "finished": False},
+        **{"calls": [], "feedback": []},
+    }
+
+
+def _ratings(files: list[Path]) -> dict[str, list[dict[str, Any]]]:
+    """All feedback by run, in the order of its time: it may be in any file, long after the run."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in files:
+        for raw in raw_lines(path):
+            if raw.startswith(_FEEDBACK):
+                said = revive(json.loads(raw))
+                del said["kind"]
+                found.setdefault(said["run"], []).append(said)
+    for ratings in found.values():
+        ratings.sort(key=lambda said: said["time"])
+    return found
+
+
+# --- dicts to records, without checking again what was checked when it was written -----------------------------------
+
+
+def _as_run(run: dict[str, Any]) -> Run:
+    calls = [_as_record(Call, call) for call in run["calls"]]
+    ratings = [Feedback.model_construct(**said) for said in run["feedback"]]
+    return _as_record(Run, {**run, "calls": calls, "feedback": ratings})
+
+
+def _as_record(kind: type[AnyRecord], values: dict[str, Any]) -> AnyRecord:
+    """As pydantic's ``model_construct``, in a fifth of its time, which would be a third of all reading."""
+    if values.keys() != _FIELDS[kind]:  # written by another version
+        return kind.model_construct(**values)
+    record = kind.__new__(kind)
+    object.__setattr__(record, "__dict__", values)
+    object.__setattr__(record, "__pydantic_fields_set__", set(_FIELDS[kind]))
+    object.__setattr__(record, "__pydantic_extra__", None)
+    object.__setattr__(record, "__pydantic_private__", None)
+    return record
+
+
+def _whole_row(run: Run) -> dict[str, Any]:
+    return run.model_dump(warnings=False)  # dicts with keys that are no texts are meant
+
+
+def _openai_row(run: Run) -> dict[str, Any] | None:
+    answered = [call for call in run.calls if call.reply is not None and call.error is None]
+    if not answered:
+        return None
+    last = answered[-1]
+    return {"messages": [*last.messages, last.reply], **({"tools": last.tools} if last.tools else {})}
+
+
+@functools.lru_cache(maxsize=64)
+def _feedback_writer(store: Path, redact: str | Callable[..., str] | None) -> TranscriptWriter:
+    """One for each store, so that a process has one file for all its feedback."""
+    return TranscriptWriter(store, redact=find_redactor(redact))

@@ -1,0 +1,322 @@
+"""Secrets are masked in whatever form they come, and what is no secret stays as it was."""
+
+import base64
+import doctest
+import json
+import random
+import string
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from praison_agent_rl import redaction
+from praison_agent_rl.errors import ConfigError, MissingExtra
+from praison_agent_rl.redaction import find_redactor, mask_personal, mask_secrets, redact_value
+
+ALNUM = string.ascii_letters + string.digits
+HEX = string.digits + "abcdef"
+
+
+def planted_secrets() -> dict[str, list[tuple[str, str]]]:
+    """Texts by kind, each with the secret in it; made here, so that no scanner of this repository finds any."""
+    chance = random.Random(7)
+
+    def made(prefix: str, length: int, letters: str = ALNUM) -> str:
+        return prefix + "".join(chance.choice(letters) for _ in range(length))
+
+    openai, project, anthropic = made("sk-", 48), made("sk-proj-", 120, ALNUM + "-_"), made("sk-ant-api03-", 93)
+    aws, aws_secret = made("AKIA", 16, string.ascii_uppercase + string.digits), made("wJ7/", 36, ALNUM + "/")
+    jwt = f"{made('eyJ', 33)}.{made('eyJ', 80)}.{made('', 43, ALNUM + '-_')}"
+    body = [made("", 64, ALNUM + "+/") for _ in range(4)]
+    pem = "\n".join(["-----BEGIN RSA PRIVATE KEY-----", *body, made("", 20), "-----END RSA PRIVATE KEY-----"])
+    basic, azure = base64.b64encode(b"aladdin:opensesame").decode(), made("", 86) + "=="
+    slack, github = made("xoxb-", 11, string.digits) + made("-", 24), made("ghp_", 36)
+    bearer, opaque, word = made("", 40, HEX), made("", 32), "correcthorse7"
+    return {
+        "OpenAI": [
+            (f"Use {openai} for that", openai),
+            (f"OPENAI_API_KEY={project}", project),
+            (f'client = OpenAI(api_key="{openai}")', openai),
+        ],
+        "Anthropic": [(f"export ANTHROPIC_API_KEY={anthropic}\n", anthropic), (f"({anthropic}),", anthropic)],
+        "Google": [(f"https://maps.example/api?key={(google := made('AIza', 35, ALNUM + '-_'))}&q=x", google)],
+        "AWS": [
+            (f"aws_access_key_id = {aws}\naws_secret_access_key = {aws_secret}", aws),
+            (f"aws_access_key_id = {aws}\naws_secret_access_key = {aws_secret}", aws_secret),
+            (f"{aws} {aws_secret}", aws_secret),
+            (json.dumps({"SecretAccessKey": aws_secret}), aws_secret),
+        ],
+        "GitHub": [
+            (f"git clone https://{github}@github.com/a/b", github),
+            (f"token {(fine := made('github_pat_', 82, ALNUM + '_'))}", fine),
+            (f"{(oauth := made('gho_', 36))}", oauth),
+        ],
+        "Slack": [(f"slack says {slack}.", slack), (f'{{"token":"{slack}"}}', slack)],
+        "Hugging Face": [(f"HF_TOKEN={(hf := made('hf_', 34))}", hf), (f"login('{hf}')", hf)],
+        "Stripe": [(f"stripe.api_key = '{(stripe := made('sk_live_', 24))}'", stripe), (f"<{stripe}>", stripe)],
+        "JWT": [(f"cookie: session={jwt}; Path=/", jwt), (f"id={jwt}", jwt.split(".")[2])],
+        "headers": [
+            (f"Authorization: Bearer {bearer}", bearer),
+            (f"curl -H 'authorization: bearer {opaque}' https://x.example", opaque),
+            (json.dumps({"Authorization": f"Token {bearer}"}), bearer),
+            (json.dumps(json.dumps({"headers": {"Authorization": f"Bearer {opaque}"}})), opaque),
+            (f"Authorization: Basic {basic}", basic),
+            (f"send 'Basic {basic}'", basic),
+            (f"X-Api-Key: {opaque}", opaque),
+        ],
+        "URLs": [
+            (f"postgres://admin:{word}@db.example:5432/app", word),
+            ("redis://:p%40ssw0rd@cache:6379", "p%40ssw0rd"),
+            ("amqp://guest:se@cret@mq/", "se@cret"),
+        ],
+        "private keys": [
+            (f"key:\n{pem}\nend", body[0]),
+            (json.dumps({"private_key": pem}), body[2]),
+            (json.dumps(json.dumps({"key": pem})), body[3]),
+            (pem[:250], body[1]),
+        ],
+        "assignments": [
+            (f"password: {word}", word),
+            (f'{{"password": "{word}"}}', word),
+            (json.dumps(json.dumps({"db_password": word})), word),
+            (f"DB_PASSWORD='{word}'", word),
+            ("DB_PASSWORD=correcthorsebattery", "correcthorsebattery"),
+            ("docker run -e MY_SECRET=correcthorsebatter app", "correcthorsebatter"),
+            ("passphrase = 'correct horse battery staple'", "correct horse battery staple"),
+            ('password: str = "hunterstwo"', "hunterstwo"),
+            ("mysql --password hunter2andmore db", "hunter2andmore"),
+            (f"https://x.example/?access_token={opaque}", opaque),
+            (f"curl -u admin:{word} https://x.example", word),
+            ("My password is this, Password: 48151623", "48151623"),
+        ],
+        "npm": [(f"//registry.npmjs.org/:_authToken={(npm := made('npm_', 36))}", npm)],
+        "Azure": [
+            (f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={azure};EndpointSuffix=x", azure),
+            ("Server=tcp:db;User ID=app;Password=correcthorse;Encrypt=true", "correcthorse"),
+            (f"https://a.blob.example/c?sv=2024&sig={(sig := made('', 43))}%3D", sig),
+        ],
+        "others": [
+            (made_text, made_text.split()[-1])
+            for made_text in [
+                f"use {made('gsk_', 52)}",
+                f"use {made('glpat-', 20, ALNUM)}",
+                f"use {made('pypi-AgEIcHlwaS5vcmc', 60)}",
+                f"use {made('xai-', 60)}",
+                f"use {made('whsec_', 32)}",
+                f"use {made('r8_', 37)}",
+            ]
+        ],
+    }
+
+
+PLANTED = [(kind, text, secret) for kind, cases in planted_secrets().items() for text, secret in cases]
+
+
+def test_there_are_forty_secrets_of_twelve_kinds() -> None:
+    assert len(PLANTED) >= 40 and len({kind for kind, _, _ in PLANTED}) >= 12
+
+
+@pytest.mark.parametrize(("kind", "text", "secret"), PLANTED)
+def test_secrets_are_masked(kind: str, text: str, secret: str) -> None:
+    assert secret in text or json.dumps(secret)[1:-1] in text
+    masked = mask_secrets(text, {})
+    assert secret not in masked and "<SECRET_1>" in masked
+
+
+@pytest.mark.parametrize(("kind", "text", "secret"), PLANTED)
+def test_secrets_are_masked_inside_long_texts_and_json(kind: str, text: str, secret: str) -> None:
+    for around in (f"All of it.\n{text}\nAnd more.", json.dumps({"result": f"It says:\n{text}\n"})):
+        assert secret not in mask_secrets(around, {})
+
+
+def test_what_stands_around_a_secret_stays() -> None:
+    assert mask_secrets("postgres://app:hunter22@db:5432/x", {}) == "postgres://app:<SECRET_1>@db:5432/x"
+    assert mask_secrets('{"password": "hunter22", "user": "ann"}', {}) == '{"password": "<SECRET_1>", "user": "ann"}'
+    assert mask_secrets("Authorization: Bearer abc123def456ghi789", {}) == "Authorization: Bearer <SECRET_1>"
+
+
+def test_masking_what_is_masked_changes_nothing() -> None:
+    for _, text, _ in PLANTED:
+        once = mask_secrets(text, {})
+        assert mask_secrets(once, {}) == once
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The secret of good bread is patience: flour, water, salt and time.",
+        "Forgot your password? The password must be at least 8 characters long.",
+        "Password: required. Token: optional.",
+        "The basic authentication-protocols of the bearer are described below: see chapter 3.",
+        "She bears the bearer certificates-of-deposit; Asia and the AWS re:Invent keynote.",
+        "id 123e4567-e89b-12d3-a456-426614174000 and UUID: 00000000-0000-0000-0000-000000000000",
+        "commit 9eb463e2f0c1d5a7b8e9f00112233445566778899 (HEAD -> main)",
+        "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "etag = d41d8cd98f00b204e9800998ecf8427e, Cache-Control: max-age=3600",
+        "see https://example.org:8080/a/b?page=2&sort=key#part and http://localhost:8000/me@example",
+        "def login(user: str, password: str, token: str | None = None) -> Session: ...",
+        "self.password = password\napi_key = settings.api_key2.value\ntoken=tokens[0]\nsecret = get_secret2(name)",
+        "api_key=os.environ['OPENAI_API_KEY'], password=${DB_PASSWORD}, token: <your token>",
+        "usage: max_tokens=4096, completion_tokens: 128, total_tokens=5000, token_count = 1234567",
+        "pip install scikit-learn sk-learn-contrib-packages-of-2024 task-1234567890123456789",
+        'for key, value in items: key="temperature"; print(f"{key}={value}")',
+        "PWD=/home/ann/project1 OLDPWD=/home/ann",
+        "SECRET_KEY=get_random_secret_key()\nAPI_KEY=settings.api_key\nTOKEN=tokens[0]\nMAX_TOKENS=4096",
+        "-----BEGIN CERTIFICATE-----\nMIIDdzCCAl+gAwIBAgIEAgAAuTANBgkqhkiG9w0BAQUFADBaMQsw\n-----END CERTIFICATE-----",
+        "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk",
+        "call_abc123DEF456ghi789JKL012 chatcmpl-9x8y7z6w5v4u3t2s1r0q toolu_01A09q90qw90lq917835lq9",
+        '{"type": "object", "properties": {"password": {"type": "string"}, "api_key": {"type": "string"}}}',
+        "from transformers import hf_hub_download; npm_config_registry; asia-northeast1",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert mask_secrets(text, {}) == text
+
+
+PERSONAL = [
+    ("write to Ann.Lee+test@mail.example.org today", "write to <EMAIL_1> today"),
+    ("call +49 170 1234567 or (555) 123-4567, or 555-123-9999", "call <PHONE_1> or <PHONE_2>, or <PHONE_3>"),
+    ("at 0170 1234567.", "at <PHONE_1>."),
+    ("card 4111 1111 1111 1111, and 4111-1111-1111-1111", "card <CARD_1>, and <CARD_1>"),
+    ("IBAN DE89 3704 0044 0532 0130 00 or DE89370400440532013000", "IBAN <IBAN_1> or <IBAN_2>"),
+    ("from 203.0.113.9:443 and 2001:db8::1", "from <IP_1>:443 and <IP_2>"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), PERSONAL)
+def test_personal_data_is_masked(text: str, expected: str) -> None:
+    assert mask_personal(text, {}) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "card 4111 1111 1111 1112",  # Luhn fails
+        "DE89370400440532013001",  # the remainder is not 1
+        "id 123e4567-e89b-12d3-a456-426614174000",
+        "at 2024-05-06T12:34:56.789012+00:00, unix 1714999999.123456",
+        "from http://127.0.0.1:8000, version 300.1.2.3 or 1.2.3",
+        "std::vector<int>, 12:34:56, @decorator, a@b",
+        "commit 9eb463e2f0c1d5a7b8e9f00112233445566778899",
+        "pi is 3.14159265358979 and e 2.718281828459045",
+    ],
+)
+def test_what_is_not_personal_stays(text: str) -> None:
+    assert mask_personal(text, {}) == text
+
+
+def test_data_after_an_escaped_new_line_is_masked_and_the_escape_stays() -> None:
+    text = json.dumps("for\nann@mail.example\n+49 170 1234567\n203.0.113.9")
+    assert mask_personal(text, {}) == '"for\\n<EMAIL_1>\\n<PHONE_1>\\n<IP_1>"'
+
+
+def test_one_conversation_has_one_placeholder_for_a_value_in_all_its_forms() -> None:
+    names: dict[str, str] = {}
+    assert mask_personal("From a@b.example to c@d.example", names) == "From <EMAIL_1> to <EMAIL_2>"
+    assert mask_personal("C@D.example wrote to a@b.example", names) == "<EMAIL_2> wrote to <EMAIL_1>"
+    assert mask_personal("+49 170 1234567", names) == mask_personal("+49-170-1234567", names) == "<PHONE_1>"
+    assert mask_personal("c@d.example", {}) == "<EMAIL_1>"
+
+
+ADVERSARIAL = [
+    *("a", "sk-", "eyJ", "eyJa.", "-----BEGIN PRIVATE KEY-----", "://", "://a:", "a@", "a.", "@a.", "password", "="),
+    *("password=", 'password="', "password: ", "\\", '"\\', "secret_key", "Authorization: ", "bearer ", "basic "),
+    *("A1" * 10 + " ", "4", "4 ", "+1 ", "DE89 ", "1.", "::", "a:", "AKIA", "?key", "x-token", "--token ", ";password"),
+    *("curl -u a:", "PASSWORD", "\n", " ", "-", "A" * 15 + " ", "a-b_", "aws/AKIA ", "export ", "\u0130", "key: x "),
+]
+
+
+@pytest.mark.parametrize("piece", ADVERSARIAL)
+def test_a_megabyte_of_anything_takes_less_than_a_second(piece: str) -> None:
+    text = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
+    began = time.process_time()
+    mask_secrets(text, {})
+    assert time.process_time() - began < 1, "mask_secrets"
+    began = time.process_time()
+    mask_personal(text, {})
+    assert time.process_time() - began < 1, "mask_personal"
+
+
+def test_a_text_full_of_different_addresses_takes_linear_time() -> None:
+    text = " ".join(f"ann{number}@mail.example" for number in range(40_000))
+    began = time.process_time()
+    assert mask_personal(text, {}).endswith("<EMAIL_40000>")
+    assert time.process_time() - began < 2
+
+
+# --- values and redactors of others ---------------------------------------------------------------------------------
+
+
+def test_every_text_of_a_value_is_masked_with_the_names_of_its_keys_in_view() -> None:
+    value = {
+        "role": "tool",
+        "password": "correct horse",
+        "api_key": {"type": "string"},
+        "ann@mail.example": [1, None, {"to": "ann@mail.example"}],
+        "raw": {"$bytes": base64.b64encode(b"ann@mail.example").decode()},
+        "image": {"$bytes": "/////w=="},
+    }
+    masked = redact_value(value, find_redactor("personal"), {})
+    assert masked == {
+        "role": "tool",
+        "password": "<SECRET_1>",
+        "api_key": {"type": "string"},
+        "<EMAIL_1>": [1, None, {"to": "<EMAIL_1>"}],
+        "raw": {"$bytes": base64.b64encode(b"<EMAIL_1>").decode()},
+        "image": {"$bytes": "/////w=="},
+    }
+
+
+def shout(text: str) -> str:
+    return text.upper()
+
+
+def hide_ann(text: str, names: dict[str, str]) -> str:
+    return text.replace("Ann", names.setdefault("Ann", "<PERSON_1>"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (None, "Ann: password: <SECRET_1>, a@b.example"),
+        ("personal", "Ann: password: <SECRET_1>, <EMAIL_1>"),
+        (shout, "ANN: PASSWORD: <SECRET_1>, A@B.EXAMPLE"),
+        (f"{__name__}:shout", "ANN: PASSWORD: <SECRET_1>, A@B.EXAMPLE"),
+        (f"{__name__}:hide_ann", "<PERSON_1>: password: <SECRET_1>, a@b.example"),
+    ],
+)
+def test_a_redactor_is_found_and_secrets_are_masked_by_each(spec: object, expected: str) -> None:
+    assert find_redactor(spec)("Ann: password: hunter22, a@b.example", {}) == expected
+
+
+@pytest.mark.parametrize("spec", ["persnal", "", 7, "no_such_module:f", f"{__name__}:nothing", f"{__name__}:ALNUM"])
+def test_a_redactor_that_is_not_there_is_named(spec: object) -> None:
+    with pytest.raises(ConfigError, match="redact="):
+        find_redactor(spec)
+
+
+def test_a_redactor_has_to_give_a_text() -> None:
+    with pytest.raises(TypeError, match="gave NoneType"):
+        find_redactor(lambda text: None)("a text", {})
+
+
+def test_presidio_is_an_extra_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "presidio_analyzer", None)
+    with pytest.raises(MissingExtra, match=r"praison-agent-rl\[presidio\]"):
+        find_redactor("presidio")
+
+
+def test_presidio_masks_what_it_finds_with_one_placeholder_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Engine:
+        def analyze(self, text: str, language: str) -> list[SimpleNamespace]:
+            places = [place for place in range(len(text)) if text.startswith("Ann", place)]
+            return [SimpleNamespace(start=place, end=place + 3, entity_type="PERSON") for place in places]
+
+    monkeypatch.setitem(sys.modules, "presidio_analyzer", SimpleNamespace(AnalyzerEngine=Engine))
+    assert find_redactor("presidio")("Ann and Ann", {}) == "<PERSON_1> and <PERSON_1>"
+
+
+def test_examples_in_docstrings_hold() -> None:
+    assert doctest.testmod(redaction).failed == 0
