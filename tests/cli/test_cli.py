@@ -219,3 +219,67 @@ def test_a_run_without_signal_fails_with_exit_code_1_and_says_why(project: Path)
     assert done.returncode == 1
     assert "had a signal" in done.stderr and "equal within every group" in done.stderr
     assert "--resume" in done.stderr
+
+
+def record_something(project: Path) -> list[str]:
+    """Three runs in the project's store, the last with an error; their ids."""
+    from praison_agent_rl.transcripts import TranscriptWriter, feedback
+
+    store = project / ".praisonai" / "rl" / "transcripts"
+    writer = TranscriptWriter(store)
+    ids = []
+    for number, question in enumerate(["What are [tides]?", "Who draws maps?", "Why is glass clear?"]):
+        run = f"run{number}"
+        begin = {"run": run, "agent": "Helper", "parent": None, "session": None, "tags": ["t"], "style": "chat"}
+        writer.begin({**begin, "prompt": question, "time": 1e9 + number, "version": None})
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
+        call = {"id": f"c{number}", "run": run, "agent": "Helper", "time": 1e9 + number, "model": "m1", "tools": []}
+        writer.call({**call, "messages": messages, "reply": {"role": "assistant", "content": f"answer {number}"}})
+        writer.end(run, output=f"answer {number}", error="boom" if number == 2 else None, seconds=0.1)
+        ids.append(run)
+    writer.close()
+    feedback("run0", score=1.0, correction="the sea", store=store)
+    return ids
+
+
+def test_recorded_runs_are_listed_shown_counted_and_exported(project: Path) -> None:
+    record_something(project)
+    listed = run("transcripts", "list", cwd=project)
+    assert listed.returncode == 0, listed.stderr
+    assert "What are [tides]?" in listed.stdout and "answer 2" in listed.stdout and "error" in listed.stdout
+    failed = run("transcripts", "list", "--errors", cwd=project).stdout
+    assert "run2" in failed and "run1" not in failed
+    shown = run("transcripts", "show", "run0", cwd=project).stdout
+    for text in ("system: Be brief.", "user: What are [tides]?", "assistant: answer 0", "correction the sea"):
+        assert text in shown
+    assert "Helper" in run("transcripts", "stats", cwd=project).stdout
+    done = run("transcripts", "export", "out.jsonl", "--format", "openai", cwd=project)
+    assert done.returncode == 0 and len((project / "out.jsonl").read_text().splitlines()) >= 2
+
+
+def test_wrong_words_on_transcripts_are_told_plainly(project: Path) -> None:
+    for words, said in (
+        (["transcripts", "list"], "no store"),
+        (["dataset", "build"], "nothing is recorded"),
+        (["transcripts", "import", "nothere.jsonl"], "nothere.jsonl"),
+    ):
+        done = run(*words, cwd=project)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "error:" in done.stderr and "Traceback" not in done.stderr, said
+    record_something(project)
+    for words in (["transcripts", "show", "nope"], ["transcripts", "export", "o", "--format", "x"]):
+        done = run(*words, cwd=project)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+    done = run("dataset", "build", "--turns", "some", cwd=project)
+    assert done.returncode == 2 and "turns" in done.stderr
+
+
+def test_logs_are_imported_and_a_dataset_is_built(project: Path) -> None:
+    lines = [{"messages": [{"role": "user", "content": f"Question {n} of {n * 7}?"},
+                           {"role": "assistant", "content": "yes"}]} for n in range(12)]  # fmt: skip
+    (project / "chats.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    done = run("transcripts", "import", "chats.jsonl", cwd=project)
+    assert done.returncode == 0 and "12" in done.stdout, done.stderr
+    built = run("dataset", "build", "--out", "data", "--held-out", "0.25", cwd=project)
+    assert built.returncode == 0, built.stderr
+    assert (project / "data" / "rows.jsonl").exists() and "to train on" in built.stdout

@@ -17,8 +17,10 @@ import pytest
 from praisonaiagents import Agent
 
 import praison_agent_rl as rl
+from praison_agent_rl.data import read_rows
 from praison_agent_rl.errors import AgentError, ConfigError, DataError, RewardError
 from praison_agent_rl.improvement import Improvement
+from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.swap import fresh_copy
 from tests.fakes import FakeServer
 
@@ -160,7 +162,7 @@ def test_a_reward_without_a_name_runs_here_and_says_so(
     [
         ({"reward_funcs": "tinyrewards:nope"}, RewardError, "'tinyrewards' has no 'nope'"),
         ({"reward_funcs": None}, RewardError, "needs reward_funcs"),
-        ({"data": None}, DataError, "improve needs data="),
+        ({"data": None}, DataError, "nothing is recorded"),
         ({"data": ["", "fine"]}, DataError, "row 1"),
         ({"data": ["one", "two"], "held_out": 1}, ConfigError, "fewer prompts than one generation batch needs"),
         ({"learnin_rate": 1}, ConfigError, "did you mean 'learning_rate'"),
@@ -260,3 +262,32 @@ def test_a_killed_improvement_leaves_no_process_and_can_be_resumed(
     assert isinstance(result, Improvement) and result.new_score > result.base_score
     events = (run / "events.jsonl").read_text()
     assert "going on from checkpoint-" in events
+
+
+def test_an_agent_that_was_recorded_is_improved_on_what_it_was_asked(
+    project: Path, tiny_model: Path, server_a: FakeServer
+) -> None:
+    agent = helper(server_a, tools=[add])
+    with agent.record(tags=["test"]) as recording:
+        for prompt in PROMPTS[:10]:
+            agent.clear_history()
+            agent.chat(prompt)
+    assert recording.counts["runs"] == 10 and agent.last_run
+    settings = {**SETTINGS, "held_out": 0.5, "max_steps": 3, "swap": False}
+    with pytest.raises(DataError, match="too few to train and to judge: at least 40"):
+        agent.improve(reward_funcs=["tinyrewards:letters"], base_model=str(tiny_model), **settings)
+
+    subjects = ["tides", "bees", "glass", "salt", "maps", "bread", "wool", "ice", "kites", "rust", "owls", "moss"]
+    questions = [
+        f"{verb} {what}" for verb in ("Tell me of", "Who found", "What are", "Sing of", "Draw") for what in subjects
+    ]
+    with agent.record(tags=["test"]):
+        for question in questions:
+            agent.clear_history()
+            agent.chat(question)
+    sent = [request["messages"] for request in server_a.requests]
+    result = agent.improve(reward_funcs=["tinyrewards:letters"], base_model=str(tiny_model), **settings)
+    rows = [*read_rows(result.run / "train.jsonl"), *read_rows(result.run / "held_out.jsonl")]
+    assert len(rows) >= 40
+    assert all(row["prompt"] in sent for row in rows), "what is trained on is what was sent"
+    assert [tool["function"]["name"] for tool in RunFolder(result.run).plan.tools] == ["add"]
