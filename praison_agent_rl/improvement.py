@@ -25,6 +25,7 @@ from praison_agent_rl.serving import Server, start_server
 from praison_agent_rl.stages import ALL_STAGES, planned_rewards, run_stages
 from praison_agent_rl.swap import check_swappable, server_of, swap_model
 from praison_agent_rl.training.launch import launch_stages
+from praison_agent_rl.transcripts import DEFAULT_STORE
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -261,6 +262,11 @@ def _rows_of(agent: Any, data: Any, config: TrainConfig, on_event: OnEvent) -> l
         raise DataError(
             "improve got no data=, and the agent has no name by which its recorded runs could be told from those of "
             "others; name the agent, or pass data="
+        )
+    if not DEFAULT_STORE.is_dir():
+        raise DataError(
+            f"improve got no data=, and nothing is recorded in {str(DEFAULT_STORE)!r}; record the agent with "
+            "agent.record(), or pass data=: a file, a dataset or a list of prompts"
         )
     built = build_dataset(out=None, options=BuildOptions(agent=glob.escape(agent.name)))
     on_event({"event": "note", "text": f"recorded: {built}"})

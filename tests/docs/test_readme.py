@@ -27,7 +27,7 @@ def project(in_tmp: Path, tiny_model: Path) -> Path:
     (in_tmp / "myproject" / "rewards.py").write_text(blocks("python")[0])
     rows = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]
     (in_tmp / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (in_tmp / "config.yaml").write_text(blocks("yaml")[0])
+    (in_tmp / "config.yaml").write_text(next(block for block in blocks("yaml") if block.startswith("# config.yaml")))
     (in_tmp / "models").mkdir()
     (in_tmp / "models" / "my-model").symlink_to(tiny_model)
     return in_tmp
@@ -54,6 +54,18 @@ def test_the_agent_of_the_readme_is_improved(project: Path, server_a: FakeServer
     assert done.returncode == 0, done.stderr
     assert "held-out prompts (95 % CI" in done.stdout
     assert len(list((project / ".praisonai" / "rl" / "runs").iterdir())) == 1
+
+
+def test_the_recording_of_the_readme_works(
+    project: Path, server_a: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "what the reader has")
+    (project / "rec.py").write_text(blocks("python")[2].replace("http://127.0.0.1:8000/v1", server_a.url))
+    done = subprocess.run([sys.executable, "rec.py"], cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "What do bees collect? -> [A|my-model] reply to: What do bees collect?" in done.stdout
+    (line,) = [x for x in shell("praison-agent-rl transcripts list", project).stdout.splitlines() if "bees" in x]
+    assert "Helper" in line
 
 
 def test_the_commands_of_the_readme_work(project: Path) -> None:
