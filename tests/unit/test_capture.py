@@ -767,7 +767,7 @@ def test_a_fault_in_the_recorder_itself_changes_no_answer_and_is_counted(server_
     places = ("Turn.__init__", "Turn.announce", "PendingCall.__init__", "PendingCall._record")
     for name in (*places, "reply_of", "request_of", "Fold"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"praison_agent_rl.recordings.{name}", broken)
+            patch.setattr(f"praison_agent_rl.capture.recordings.{name}", broken)
             assert agent.chat("TOOL").startswith("[A|m1]")
             assert agent.chat("hello", stream=True).startswith("[A|m1]")
     (recording,) = capture.open_recordings()
@@ -830,7 +830,7 @@ def test_streams_collected_within_two_writers_at_once_do_not_wait_for_each_other
 
 def test_a_stream_that_is_collected_while_its_thread_is_writing_does_not_wait_for_itself(server_a, monkeypatch):
     """Garbage can be collected anywhere, also where the writer holds its lock."""
-    from praison_agent_rl import transcript_writing
+    from praison_agent_rl.transcripts import writing as transcript_writing
 
     plain = transcript_writing.plain
 
@@ -918,7 +918,7 @@ def test_what_could_not_even_be_read_is_counted_in_the_store(server_a, monkeypat
     agent = build("environment", server_a)
     with record(store="all") as recording:
         with monkeypatch.context() as patch:
-            patch.setattr("praison_agent_rl.recordings.reply_of", lambda _: 1 / 0)
+            patch.setattr("praison_agent_rl.capture.recordings.reply_of", lambda _: 1 / 0)
             agent.chat("hello")
         agent.chat("hello")
     assert recording.counts["dropped"] == 1

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from praison_agent_rl.data import check_rows, fingerprint, load_rows, split_rows
 from praison_agent_rl.dataset_building import BuildOptions, build_dataset
-from praison_agent_rl.dataset_report import Manifest
+from praison_agent_rl.dataset_building.near_duplicates import NearDuplicates
+from praison_agent_rl.dataset_building.report import Manifest
 from praison_agent_rl.errors import DataError
-from praison_agent_rl.near_duplicates import NearDuplicates
 from praison_agent_rl.records import Call, Feedback, Run
 from praison_agent_rl.runs import read_record
 from praison_agent_rl.transcripts import TranscriptWriter

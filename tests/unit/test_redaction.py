@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from praison_agent_rl import redaction
 from praison_agent_rl.errors import ConfigError, MissingExtra
-from praison_agent_rl.redaction import find_redactor, mask_personal, mask_secrets, redact_value
+from praison_agent_rl.transcripts import redaction
+from praison_agent_rl.transcripts.redaction import find_redactor, mask_personal, mask_secrets, redact_value
 
 ALNUM = string.ascii_letters + string.digits
 HEX = string.digits + "abcdef"

@@ -8,7 +8,7 @@ from openai import NOT_GIVEN
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from praison_agent_rl.replies import Fold, Reply, chat_messages, reply_in, reply_of, request_of, snapshot
+from praison_agent_rl.capture.replies import Fold, Reply, chat_messages, reply_in, reply_of, request_of, snapshot
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 

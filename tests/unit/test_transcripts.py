@@ -11,12 +11,8 @@ from typing import Any
 
 import pytest
 
-from praison_agent_rl import plain_values
 from praison_agent_rl.errors import DataError
-from praison_agent_rl.plain_values import plain, revive
 from praison_agent_rl.records import Call, Run
-from praison_agent_rl.redaction import find_redactor
-from praison_agent_rl.transcript_files import GrowingFile
 from praison_agent_rl.transcripts import (
     DEFAULT_STORE,
     Losses,
@@ -24,9 +20,13 @@ from praison_agent_rl.transcripts import (
     export_runs,
     feedback,
     iter_run_dicts,
+    plain_values,
     read_calls,
     read_runs,
 )
+from praison_agent_rl.transcripts.files import GrowingFile
+from praison_agent_rl.transcripts.plain_values import plain, revive
+from praison_agent_rl.transcripts.redaction import find_redactor
 from tests.unit.test_redaction import PLANTED
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]

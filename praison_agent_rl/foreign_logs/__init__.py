@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from praison_agent_rl.errors import DataError
-from praison_agent_rl.foreign_chats import PARSERS, ForeignRun, Unusable, new_id
-from praison_agent_rl.foreign_spans import from_otel, spans_in
-from praison_agent_rl.foreign_traces import from_langfuse, observations_in, runs_of
+from praison_agent_rl.foreign_logs.chats import PARSERS, ForeignRun, Unusable, new_id
+from praison_agent_rl.foreign_logs.spans import from_otel, spans_in
+from praison_agent_rl.foreign_logs.traces import from_langfuse, observations_in, runs_of
 from praison_agent_rl.records import Record
-from praison_agent_rl.redaction import find_redactor
 from praison_agent_rl.transcripts import DEFAULT_STORE, TranscriptWriter
+from praison_agent_rl.transcripts.redaction import find_redactor
 
 _Found = TypeVar("_Found")
 

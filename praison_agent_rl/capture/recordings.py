@@ -17,8 +17,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
-from praison_agent_rl.outlets import Outlet, Writer
-from praison_agent_rl.replies import Fold, Reply, reply_in, reply_of, request_of, snapshot
+from praison_agent_rl.capture.outlets import Outlet, Writer
+from praison_agent_rl.capture.replies import Fold, Reply, reply_in, reply_of, request_of, snapshot
 from praison_agent_rl.swap import server_of
 
 _Result = TypeVar("_Result")

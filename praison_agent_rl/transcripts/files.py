@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from praison_agent_rl.errors import DataError
-from praison_agent_rl.plain_values import revive
+from praison_agent_rl.transcripts.plain_values import revive
 
 DEFAULT_STORE = Path(".praisonai/rl/transcripts")
 FORMAT = 1

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from praison_agent_rl.foreign_chats import (
+from praison_agent_rl.foreign_logs.chats import (
     ForeignCall,
     ForeignRun,
     Unusable,

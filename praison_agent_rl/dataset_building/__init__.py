@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from praison_agent_rl.conversations import Conversations
-from praison_agent_rl.dataset_files import DatasetFolder, Draft, drafting
-from praison_agent_rl.dataset_report import Manifest, Source, card_of, kinds_of, report_of
-from praison_agent_rl.dataset_rows import BuildOptions, Sieve, remembered_label, selected
+from praison_agent_rl.dataset_building.conversations import Conversations
+from praison_agent_rl.dataset_building.files import DatasetFolder, Draft, drafting
+from praison_agent_rl.dataset_building.near_duplicates import NearDuplicates, Signature
+from praison_agent_rl.dataset_building.report import Manifest, Source, card_of, kinds_of, report_of
+from praison_agent_rl.dataset_building.rows import BuildOptions, Sieve, remembered_label, selected
 from praison_agent_rl.errors import DataError, MissingExtra
-from praison_agent_rl.near_duplicates import NearDuplicates, Signature
 from praison_agent_rl.records import Run
 from praison_agent_rl.runs import now, write_record, write_text
-from praison_agent_rl.transcript_files import store_files
 from praison_agent_rl.transcripts import DEFAULT_STORE, Losses, read_runs
+from praison_agent_rl.transcripts.files import store_files
 
 __all__ = ["BuildOptions", "BuiltDataset", "Manifest", "build_dataset"]
 

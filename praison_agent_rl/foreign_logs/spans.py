@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from praison_agent_rl.foreign_chats import (
+from praison_agent_rl.foreign_logs.chats import (
     ForeignCall,
     Message,
     Unusable,
@@ -14,7 +14,7 @@ from praison_agent_rl.foreign_chats import (
     tools_of,
     unix_seconds,
 )
-from praison_agent_rl.foreign_traces import Span, given_of
+from praison_agent_rl.foreign_logs.traces import Span, given_of
 
 _DOTTED = ("message.", "message_content.", "tool_call.", "tool.", "image.")
 """How dotted names begin that stand within a list."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from praison_agent_rl.recordings import CURRENT, GROUP_STYLES, Turn, describe, is_recording, open_turn
+from praison_agent_rl.capture.recordings import CURRENT, GROUP_STYLES, Turn, describe, is_recording, open_turn
 
 _LOG = logging.getLogger(__name__)
 _Method = Callable[..., Any]

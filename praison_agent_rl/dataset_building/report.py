@@ -2,7 +2,7 @@
 
 import json
 
-from praison_agent_rl.dataset_rows import REASONS, BuildOptions
+from praison_agent_rl.dataset_building.rows import REASONS, BuildOptions
 from praison_agent_rl.records import Record
 
 

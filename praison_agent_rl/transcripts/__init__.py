@@ -19,11 +19,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel
 
 from praison_agent_rl.errors import DataError
-from praison_agent_rl.plain_values import plain, revive
 from praison_agent_rl.records import Call, Feedback, Run
-from praison_agent_rl.redaction import find_redactor
-from praison_agent_rl.run_filters import run_tests
-from praison_agent_rl.transcript_files import (
+from praison_agent_rl.transcripts.files import (
     DEFAULT_STORE,
     REFERENCE_WINDOW,
     Losses,
@@ -32,7 +29,10 @@ from praison_agent_rl.transcript_files import (
     raw_lines,
     store_files,
 )
-from praison_agent_rl.transcript_writing import TranscriptWriter
+from praison_agent_rl.transcripts.plain_values import plain, revive
+from praison_agent_rl.transcripts.redaction import find_redactor
+from praison_agent_rl.transcripts.run_filters import run_tests
+from praison_agent_rl.transcripts.writing import TranscriptWriter
 
 __all__ = [
     "DEFAULT_STORE",

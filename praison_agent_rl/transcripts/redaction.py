@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from praison_agent_rl.errors import ConfigError, MissingExtra
-from praison_agent_rl.secret_patterns import Rule, names_a_secret, secret_rules, starts, worth_masking
+from praison_agent_rl.transcripts.secret_patterns import Rule, names_a_secret, secret_rules, starts, worth_masking
 
 Redactor = Callable[[str, dict[str, str]], str]
 """``(text, names) -> text``; ``names`` holds what was masked in this conversation before, and is added to."""

@@ -5,8 +5,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from praison_agent_rl.dataset_building.row_texts import PRIME, MessageText, digest_of, message_text
 from praison_agent_rl.records import Run
-from praison_agent_rl.row_texts import PRIME, MessageText, digest_of, message_text
 
 SIDES = ("train", "held_out")
 

@@ -8,14 +8,14 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
-from praison_agent_rl.conversations import Conversations, Place, place_of
 from praison_agent_rl.data_checks import RESERVED_COLUMNS, check_rows
 from praison_agent_rl.data_files import Row
+from praison_agent_rl.dataset_building.conversations import Conversations, Place, place_of
+from praison_agent_rl.dataset_building.near_duplicates import NearDuplicates, Signature
+from praison_agent_rl.dataset_building.row_texts import MessageText, RowText, RowWriter
 from praison_agent_rl.errors import DataError, RewardError
-from praison_agent_rl.near_duplicates import NearDuplicates, Signature
 from praison_agent_rl.records import Record, Run
 from praison_agent_rl.rewards import resolve
-from praison_agent_rl.row_texts import MessageText, RowText, RowWriter
 
 FEEDBACK_COLUMNS = ("answer", "rating", "tags")
 _NEAR = -1  # no number of a remembered side

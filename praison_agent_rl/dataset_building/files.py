@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from praison_agent_rl.conversations import SIDES
 from praison_agent_rl.data import read_rows, to_dataset
 from praison_agent_rl.data_files import Row
-from praison_agent_rl.dataset_rows import KeptRow
+from praison_agent_rl.dataset_building.conversations import SIDES
+from praison_agent_rl.dataset_building.row_texts import RowText
+from praison_agent_rl.dataset_building.rows import KeptRow
 from praison_agent_rl.errors import DataError
-from praison_agent_rl.row_texts import RowText
 
 SPLIT_FORMAT = 1
 TEMPORARY = ".building-"

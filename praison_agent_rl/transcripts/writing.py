@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from praison_agent_rl.plain_values import plain
-from praison_agent_rl.redaction import Redactor, mask_secrets, redact_value
-from praison_agent_rl.transcript_files import REFERENCE_WINDOW, GrowingFile, encode_line
+from praison_agent_rl.transcripts.files import REFERENCE_WINDOW, GrowingFile, encode_line
+from praison_agent_rl.transcripts.plain_values import plain
+from praison_agent_rl.transcripts.redaction import Redactor, mask_secrets, redact_value
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from praison_agent_rl.recordings import PendingCall, is_recording, open_call
+from praison_agent_rl.capture.recordings import PendingCall, is_recording, open_call
 
 _Method = Callable[..., Any]
 _RESOURCES = {"chat", "beta", "completions", "responses"}

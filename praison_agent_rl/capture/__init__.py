@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from praison_agent_rl.capture.calls import tap_attempts, tap_client, tap_responses_stream
+from praison_agent_rl.capture.outlets import Outlet
+from praison_agent_rl.capture.recordings import Recording, open_recordings
+from praison_agent_rl.capture.turns import SAME_TURN, tap_entry, tap_middleware, tap_streamed_turn, tap_turn
 from praison_agent_rl.errors import AgentError, ConfigError
-from praison_agent_rl.outlets import Outlet
-from praison_agent_rl.recordings import Recording, open_recordings
-from praison_agent_rl.redaction import find_redactor
-from praison_agent_rl.tapped_calls import tap_attempts, tap_client, tap_responses_stream
-from praison_agent_rl.tapped_turns import SAME_TURN, tap_entry, tap_middleware, tap_streamed_turn, tap_turn
 from praison_agent_rl.transcripts import DEFAULT_STORE, TranscriptWriter
+from praison_agent_rl.transcripts.redaction import find_redactor
 
 __all__ = ["TAPS", "Recording", "last_run", "record"]
 
