@@ -12,7 +12,7 @@ from praison_agent_rl.errors import DataError, MissingExtra
 from praison_agent_rl.models import load_model, load_tokenizer, plain_weights, render_prompts
 from praison_agent_rl.records import Answer, Comparison, Interval, Plan
 from praison_agent_rl.rewards import Reward, total
-from praison_agent_rl.shared_prefix import sample_completions, why_not_shareable
+from praison_agent_rl.shared_prefix import sample_completions, until_end, why_not_shareable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,7 +92,7 @@ def compare(base: Sequence[Answer], new: Sequence[Answer], *, seed: int = 0) -> 
     the Bootstrap, 1993, ch. 13): prompts are drawn with replacement, and both sides of a prompt stay together. A prompt
     counts with the mean of its scored answers; a prompt that one side has no scored answer to is left out and counted.
     """
-    totals = _paired({a: b for a, b in _by_prompt(base, "").items()}, _by_prompt(new, ""))
+    totals = _paired(_by_prompt(base, ""), _by_prompt(new, ""))
     prompts = {answer.prompt for answer in base} | {answer.prompt for answer in new}
     names = list(base[0].rewards) if base else []
     differences = totals[1] - totals[0]
@@ -161,11 +161,7 @@ def _complete(model: Any, prompts: list[list[int]], settings: Any, eos: list[int
     with torch.inference_mode():
         output = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
     ends = set(eos)
-    completions = []
-    for row in output[:, width:].tolist():
-        end = next((place for place, token in enumerate(row) if token in ends), len(row))
-        completions.append(row[: end + 1])
-    return completions
+    return [until_end(row, ends) for row in output[:, width:].tolist()]
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> list[int]:

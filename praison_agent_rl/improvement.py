@@ -138,10 +138,11 @@ def draft_improvement(
 ) -> Draft:
     """Check all that ``improve`` was given and ask the agent how it asks; no model is loaded."""
     problems = Problems()
-    fns = problems.attempt(lambda: resolve_all(settings.get("reward_funcs")))
     loaded = problems.attempt(lambda: TrainConfig.load(config, need_model=False, need_data=False, **settings))
+    specs = loaded.reward_funcs if loaded is not None else settings.get("reward_funcs")
+    fns = problems.attempt(lambda: resolve_all(specs))
     if fns is not None and loaded is not None:
-        problems.attempt(lambda: require(loaded.method, resolve_all(loaded.reward_funcs)))
+        problems.attempt(lambda: require(loaded.method, fns))
     problems.attempt(lambda: check_swappable(agent))
     problems.raise_all()  # the agent itself is asked only if it is one
     assert loaded is not None

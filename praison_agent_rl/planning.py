@@ -102,7 +102,7 @@ def draft_from_config(source: str | Path | Mapping[str, Any], overrides: Sequenc
     fns = problems.attempt(lambda: resolve_all(specs))
     if fns is not None:
         problems.attempt(lambda: require(method, fns))
-    rows = problems.attempt(lambda: _checked_rows(data, method)) if data is not None else None
+    rows = problems.attempt(lambda: check_data(data, method)) if data is not None else None
     base = problems.attempt(lambda: find_weights(str(model))) if model else None
     problems.attempt(require_training_stack)
     if config is None or base is None or rows is None or fns is None:
@@ -163,7 +163,7 @@ def check_room(draft: Draft, root: Path) -> None:
         )
 
 
-def write_run(draft: Draft, root: Path, *, device: str | None = None) -> RunFolder:
+def write_run(draft: Draft, root: Path) -> RunFolder:
     """Write the folder of the run: its plan and its rows; raises ConfigError where it cannot be, or has no room."""
     check_room(draft, root)
     run = RunFolder.create(root)
@@ -172,7 +172,7 @@ def write_run(draft: Draft, root: Path, *, device: str | None = None) -> RunFold
         config=draft.config.resolved(),
         rewards=_planned(draft),
         tools=draft.tools,
-        device=device or best_device(),
+        device=best_device(),
         notes=draft.notes,
         libraries=library_versions(),
         created=now(),
@@ -226,11 +226,6 @@ def best_device() -> str:
     return "cuda" if Path("/proc/driver/nvidia/version").exists() and not hidden else "cpu"
 
 
-def check_data(data: Any, method: str) -> list[Row]:
-    """Rows of ``data``, each checked; raises DataError naming the rows that cannot be trained on."""
-    return _checked_rows(data, method)
-
-
 def _readable_data(raw: Mapping[Any, Any]) -> Any:
     """The dataset of a configuration with faults, or None where its own entry is one of them."""
     try:
@@ -239,7 +234,8 @@ def _readable_data(raw: Mapping[Any, Any]) -> Any:
         return None
 
 
-def _checked_rows(data: Any, method: str) -> list[Row]:
+def check_data(data: Any, method: str) -> list[Row]:
+    """Rows of ``data``, each checked; raises DataError naming the rows that cannot be trained on."""
     if isinstance(data, list) and all(isinstance(entry, DatasetSpec) for entry in data):
         data = [entry.model_dump(exclude_none=True) for entry in data]
     rows = datasets.load_rows(data)

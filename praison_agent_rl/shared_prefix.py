@@ -122,7 +122,7 @@ def sample_completions(
             new = output[:, ids.size(1) :]
             left -= new.size(1)
             for row, tokens in zip(open_rows, new.tolist(), strict=True):
-                completions[row] += _until_end(tokens, ends)
+                completions[row] += until_end(tokens, ends)
             going_on = [place for place, row in enumerate(open_rows) if completions[row][-1] not in ends]
             open_rows = [open_rows[place] for place in going_on]
             keep = torch.tensor(going_on, dtype=torch.long, device=ids.device)
@@ -210,7 +210,12 @@ def _positions(mask: "torch.Tensor") -> "torch.Tensor":
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
-def _until_end(tokens: list[int], ends: set[int]) -> list[int]:
+def until_end(tokens: list[int], ends: set[int]) -> list[int]:
+    """``tokens`` up to the first of ``ends``, which is kept.
+
+    >>> until_end([5, 2, 7], {2})
+    [5, 2]
+    """
     for place, token in enumerate(tokens):
         if token in ends:
             return tokens[: place + 1]
