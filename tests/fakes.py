@@ -91,6 +91,7 @@ class FakeServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else an answer waits 40 ms for the acknowledgement of its own headers
 
     @property
     def fake(self) -> FakeServer:
