@@ -25,6 +25,7 @@ _SHORTEST_SECRET = 8
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _USUAL_KEYS = frozenset(("role", "content", "text", "type", "name", "id", "function", "arguments", "tool_call_id"))
 """Of chat messages: no secrets by their names, and most of what is written."""
+_PRESIDIO_MODEL = "en_core_web_lg"  # that of presidio_analyzer/conf/default.yaml
 _EXTRA = 'redact="presidio" needs presidio: pip install "praison-agent-rl[presidio]"'
 
 
@@ -232,16 +233,25 @@ def _imported(spec: Any) -> Callable[..., Any]:
 
 def _presidio() -> Redactor:
     try:
-        engine = importlib.import_module("presidio_analyzer").AnalyzerEngine()
+        analyzer, spacy = importlib.import_module("presidio_analyzer"), importlib.import_module("spacy.util")
     except ImportError as error:
         raise MissingExtra(_EXTRA) from error
+    if not spacy.is_package(_PRESIDIO_MODEL):  # presidio would download it, in the middle of the user's program
+        raise MissingExtra(
+            f'redact="presidio" needs the language model {_PRESIDIO_MODEL!r} beside it: '
+            f"python -m spacy download {_PRESIDIO_MODEL}"
+        )
+    engine = analyzer.AnalyzerEngine()
 
     def redact(text: str, names: dict[str, str]) -> str:
-        kept = len(text) + 1
-        for finding in sorted(engine.analyze(text=text, language="en"), key=lambda f: (-f.start, f.end)):
-            if finding.end <= kept:  # from the end, so that places stay right; of two that overlap, the later
-                name = placeholder(text[finding.start : finding.end], finding.entity_type, names)
-                text, kept = text[: finding.start] + name + text[finding.end :], finding.start
+        chosen: list[Any] = []
+        # of findings that overlap (an address, and the host within it) the surest and longest masks most
+        for found in sorted(engine.analyze(text=text, language="en"), key=lambda f: (-f.score, f.start - f.end)):
+            if all(found.end <= other.start or other.end <= found.start for other in chosen):
+                chosen.append(found)
+        for found in sorted(chosen, key=lambda f: -f.start):  # from the end, so that places stay right
+            name = placeholder(text[found.start : found.end], found.entity_type, names)
+            text = text[: found.start] + name + text[found.end :]
         return text
 
     return redact

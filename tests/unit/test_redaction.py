@@ -302,20 +302,45 @@ def test_a_redactor_has_to_give_a_text() -> None:
         find_redactor(lambda text: None)("a text", {})
 
 
+def with_presidio(monkeypatch: pytest.MonkeyPatch, *findings: tuple[str, str, float], model: bool = True) -> None:
+    """A stand-in that finds texts: (text, kind, score)."""
+
+    class Engine:
+        def analyze(self, text: str, language: str) -> list[SimpleNamespace]:
+            return [
+                SimpleNamespace(start=place, end=place + len(sought), entity_type=kind, score=score)
+                for sought, kind, score in findings
+                for place in range(len(text))
+                if text.startswith(sought, place)
+            ]
+
+    monkeypatch.setitem(sys.modules, "presidio_analyzer", SimpleNamespace(AnalyzerEngine=Engine))
+    monkeypatch.setitem(sys.modules, "spacy", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "spacy.util", SimpleNamespace(is_package=lambda name: model))
+
+
 def test_presidio_is_an_extra_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "presidio_analyzer", None)
     with pytest.raises(MissingExtra, match=r"praison-agent-rl\[presidio\]"):
         find_redactor("presidio")
 
 
-def test_presidio_masks_what_it_finds_with_one_placeholder_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Engine:
-        def analyze(self, text: str, language: str) -> list[SimpleNamespace]:
-            places = [place for place in range(len(text)) if text.startswith("Ann", place)]
-            return [SimpleNamespace(start=place, end=place + 3, entity_type="PERSON") for place in places]
+def test_presidio_without_its_language_model_downloads_nothing_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_presidio(monkeypatch, model=False)
+    with pytest.raises(MissingExtra, match="python -m spacy download en_core_web_lg"):
+        find_redactor("presidio")
 
-    monkeypatch.setitem(sys.modules, "presidio_analyzer", SimpleNamespace(AnalyzerEngine=Engine))
+
+def test_presidio_masks_what_it_finds_with_one_placeholder_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_presidio(monkeypatch, ("Ann", "PERSON", 0.8))
     assert find_redactor("presidio")("Ann and Ann", {}) == "<PERSON_1> and <PERSON_1>"
+
+
+def test_of_findings_that_overlap_presidio_masks_the_surest(monkeypatch: pytest.MonkeyPatch) -> None:
+    # what presidio 2.2 finds in this text, with these scores
+    with_presidio(monkeypatch, ("ann@example.org", "EMAIL_ADDRESS", 1.0), ("example.org", "URL", 0.5))
+    masked = find_redactor("presidio")("mail ann@example.org, see example.org", {})
+    assert masked == "mail <EMAIL_ADDRESS_1>, see <URL_1>"
 
 
 def test_examples_in_docstrings_hold() -> None:
