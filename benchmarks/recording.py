@@ -3,8 +3,8 @@
     python benchmarks/recording.py [CALLS ...]      by default 10000 100000 1000000 recorded calls for the build
 
 The first table: added time per call (difference of the medians of 600 turns each, in alternating rounds), recording on
-against off, against one fake server on this machine. The second: calls a second and peak memory of a build with exact duplicates, in a process of its
-own.
+against off, against one fake server on this machine. The second: calls a second and peak memory of a build that leaves
+out exact duplicates, in a process of its own; by CPU time too, which tells more where others use the machine.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the tests' f
 
 ROUNDS, CALLS_A_ROUND = 40, 15  # many short rounds: what else the machine does meets both sides alike
 FILLER = "The quick brown fox jumps over the lazy dog while the agent thinks about its next answer. " * 2
-TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "Weather of a city on a day.",
-          "parameters": {"type": "object", "required": ["city"], "properties": {"city": {"type": "string"},
-                                                                                 "day": {"type": "integer"}}}}}]  # fmt: skip
+PARAMETERS = {"city": {"type": "string"}, "day": {"type": "integer"}}
+TOOL = {"name": "get_weather", "description": "Weather of a city on a day.",
+        "parameters": {"type": "object", "required": ["city"], "properties": PARAMETERS}}  # fmt: skip
 
 
 def added_time(style: str, history: int) -> tuple[float, float]:
@@ -92,7 +92,7 @@ def write_store(store: Path, calls: int, calls_a_run: int = 4) -> None:
     """A store of ``calls`` recorded calls: runs of an agent that uses a tool until it answers, each asked anew."""
     from praison_agent_rl.transcripts import TranscriptWriter
 
-    writer = TranscriptWriter(store)
+    writer, tools = TranscriptWriter(store), [{"type": "function", "function": TOOL}]
     for number in range(calls // calls_a_run):
         run, start = f"{number:016x}", 1.7e9 + number
         question = f"Question {number}: what is the weather in city {number % 9973} today, and how will it be?"
@@ -101,16 +101,16 @@ def write_store(store: Path, calls: int, calls_a_run: int = 4) -> None:
         messages = [{"role": "system", "content": FILLER}, {"role": "user", "content": question}]
         for part in range(calls_a_run):
             asks = part < calls_a_run - 1
-            reply = _tool_call(number, part) if asks else {"role": "assistant", "content": f"In city {number}: sunny."}
+            reply = _tool_call(number, part) if asks else {"role": "assistant", "content": f"Answer {number}: sunny."}
             usage = {"prompt_tokens": 90 + 40 * part, "completion_tokens": 20, "total_tokens": 110 + 40 * part}
             writer.call({"id": f"{number:012x}{part:04x}", "run": run, "agent": "Bench", "time": start + 0.6 * part,
                          "seconds": 0.5123, "model": "gpt-4o-mini", "version": None, "api": "chat",
-                         "messages": messages, "tools": TOOLS, "settings": {"temperature": 0.2}, "reply": reply,
+                         "messages": messages, "tools": tools, "settings": {"temperature": 0.2}, "reply": reply,
                          "finish": "tool_calls" if asks else "stop", "usage": usage, "logprobs": None,
                          "error": None, "partial": False})  # fmt: skip
             result = {"role": "tool", "tool_call_id": f"call_{number:x}_{part}", "content": f"day {part}: 21 degrees"}
             messages = [*messages, reply, result]
-        writer.end(run, output=messages[-2]["content"], error=None, seconds=0.6 * calls_a_run)
+        writer.end(run, output=reply["content"], error=None, seconds=0.6 * calls_a_run)
     writer.close()
 
 
@@ -124,11 +124,25 @@ def build(store: str, out: str) -> None:
     """What the process that is measured does."""
     from praison_agent_rl.dataset_building import BuildOptions, build_dataset
 
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     built = build_dataset(store, out=out, options=BuildOptions(near_duplicates=None))
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{built.manifest.calls} {seconds} {peak}")
+    print(f"{built.manifest.calls} {seconds} {cpu} {peak}")
+
+
+def print_builds(sizes: Iterable[tuple[int, int]]) -> None:
+    """Write and build stores of so many calls, and so many of them a run, and print the second table."""
+    print("| calls a run | recorded calls | built, calls a second | by CPU time | peak memory, MiB |")
+    print("| --- | --- | --- | --- | --- |")
+    for count, calls_a_run in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            write_store(Path(folder) / "store", count, calls_a_run)
+            words = [sys.executable, __file__, "--build", f"{folder}/store", f"{folder}/out"]
+            done = subprocess.run(words, capture_output=True, text=True, check=True)
+        calls, seconds, cpu, peak = map(float, done.stdout.split())
+        speeds = f"{calls / seconds:,.0f} | {calls / cpu:,.0f}"
+        print(f"| {calls_a_run} | {calls:,.0f} | {speeds} | {peak:.0f} |", flush=True)
 
 
 def main() -> None:
@@ -142,14 +156,9 @@ def main() -> None:
         for history in (4, 20, 100):
             off, added = added_time(style, history)
             print(f"| {style} | {history} | {off * 1e3:.2f} | {added * 1e6:.0f} |", flush=True)
-    print("\n| recorded calls | built, calls a second | peak memory, MiB |\n| --- | --- | --- |")
-    for count in map(int, sys.argv[1:] or ("10000", "100000", "1000000")):
-        with tempfile.TemporaryDirectory() as folder:
-            write_store(Path(folder) / "store", count)
-            words = [sys.executable, __file__, "--build", f"{folder}/store", f"{folder}/out"]
-            done = subprocess.run(words, capture_output=True, text=True, check=True)
-            calls, seconds, peak = done.stdout.split()
-            print(f"| {int(calls):,} | {int(calls) / float(seconds):,.0f} | {float(peak):.0f} |", flush=True)
+    print()
+    counts = map(int, sys.argv[1:] or ("10000", "100000", "1000000"))
+    print_builds([*((count, 4) for count in counts), (100_000, 2), (100_000, 10)])
 
 
 if __name__ == "__main__":

@@ -10,14 +10,29 @@ from praisonaiagents import Agent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
+    from praison_agent_rl.attachment import Attachment
     from praison_agent_rl.capture import Recording
     from praison_agent_rl.dataset_building import BuiltDataset
+    from praison_agent_rl.evaluating import Evaluation
     from praison_agent_rl.improvement import Improvement
-    from praison_agent_rl.records import Feedback, Run
+    from praison_agent_rl.records import Feedback, Pointer, Run, Version
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "build_dataset", "feedback", "improve", "read_runs", "record"]
+__all__ = [
+    "__version__",
+    "attach",
+    "build_dataset",
+    "evaluate",
+    "feedback",
+    "improve",
+    "promote",
+    "read_runs",
+    "record",
+    "rollback",
+    "versions",
+]
 
 
 def record(*agents: Any, **options: Any) -> "Recording":
@@ -57,6 +72,44 @@ def improve(agent: Any, **options: Any) -> "Improvement":
     from praison_agent_rl import improvement
 
     return improvement.improve(agent, **options)
+
+
+def versions(agent: Any, *, home: "Path | None" = None) -> "list[Version]":
+    """The versions of an agent, given itself or by name, oldest first; see `praison_agent_rl.registry`."""
+    from praison_agent_rl import registry, runs
+
+    home = home or runs.HOME
+    return registry.list_versions(home, registry.name_of(home, agent))
+
+
+def promote(agent: Any, version: str, *, force: bool = False, home: "Path | None" = None) -> "Pointer":
+    """Let a version answer from now on, wherever the agent is attached; see `praison_agent_rl.registry.promote`."""
+    from praison_agent_rl import registry, runs
+
+    home = home or runs.HOME
+    return registry.promote(home, registry.name_of(home, agent), version, force=force)
+
+
+def rollback(agent: Any, *, home: "Path | None" = None) -> "Pointer":
+    """Let what answered before answer again; see `praison_agent_rl.registry.rollback`."""
+    from praison_agent_rl import registry, runs
+
+    home = home or runs.HOME
+    return registry.rollback(home, registry.name_of(home, agent))
+
+
+def attach(agent: Any, **options: Any) -> "Attachment":
+    """Let ``agent`` be answered by its current version, and follow it; see `praison_agent_rl.attachment.attach`."""
+    from praison_agent_rl import attachment
+
+    return attachment.attach(agent, **options)
+
+
+def evaluate(subject: Any, **options: Any) -> "Evaluation":
+    """Compare a model, a version or an agent with another; see `praison_agent_rl.evaluating.evaluate`."""
+    from praison_agent_rl import evaluating
+
+    return evaluating.evaluate(subject, **options)
 
 
 def _last_run(agent: Any) -> str | None:

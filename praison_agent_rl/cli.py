@@ -2,11 +2,11 @@
 
 import contextlib
 import errno
-import importlib
+import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +16,10 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from praison_agent_rl import cli_recorded
-from praison_agent_rl.errors import AgentError, ConfigError, PraisonRLError
+from praison_agent_rl import cli_recorded, cli_serve, cli_versions
+from praison_agent_rl.agents import find_agent
+from praison_agent_rl.errors import ConfigError, PraisonRLError
+from praison_agent_rl.runs import HOME
 
 app = typer.Typer(
     add_completion=False,
@@ -28,6 +30,9 @@ app = typer.Typer(
 )
 console = Console(soft_wrap=True)
 errors = Console(stderr=True, soft_wrap=True)
+
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+"""click's, of the copy of click that typer brings along or of the installed one, by release."""
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the configuration; repeatable.")
@@ -63,11 +68,51 @@ def improve(
     reward: Annotated[list[str] | None, typer.Option("--reward", help="module:function; repeatable.")] = None,
     base_model: Annotated[str | None, typer.Option(help="Weights beneath the agent: hub name, folder, GGUF.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with further keys.")] = None,
+    promote: Annotated[
+        bool, typer.Option(help="Make a version that passes the current one; else it is a candidate.")
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Even against the gate's verdict; recorded for ever.")] = False,
     set_: Overrides = None,
     debug: Debug = False,
 ) -> None:
-    """Improve an agent and keep the new version; its own process swaps it in."""
-    _guard(debug, lambda: _improve(agent, data, reward, base_model, config, set_ or []))
+    """Improve an agent; what is better becomes its current version, which attached processes follow."""
+    options = {"data": data, "base_model": base_model, "config": config, "promote": promote, "force": force}
+    _guard(debug, lambda: _improve(agent, reward, options, set_ or []))
+
+
+@app.command()
+def evaluate(
+    subject: Annotated[str, typer.Argument(help="Weights (hub name, folder, GGUF), AGENT/v3, or MODULE:AGENT.")],
+    against: Annotated[str | None, typer.Option(help="The same; else what a version was trained on.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="File or dataset of prompts; else a version's held-out ones.")
+    ] = None,
+    reward: Annotated[list[str] | None, typer.Option("--reward", help="module:function; repeatable.")] = None,
+    base_model: Annotated[str | None, typer.Option(help="Weights beneath an agent: hub name, folder, GGUF.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Answers to each prompt: one greedy, the others sampled.")] = None,
+    run_tools: Annotated[
+        bool, typer.Option("--run-tools", help="Let the agent itself answer, with its tools.")
+    ] = False,
+    config: Annotated[Path | None, typer.Option(help="YAML file with further keys.")] = None,
+    set_: Overrides = None,
+    debug: Debug = False,
+) -> None:
+    """Compare two models, versions or agents on the same prompts; nothing is trained or changed."""
+    options = {"data": data, "reward_funcs": reward, "base_model": base_model, "samples": samples, "config": config}
+    _guard(debug, lambda: _evaluate(subject, against, {**options, "run_tools": run_tools}, set_ or []))
+
+
+@app.command()
+def serve(
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Name of the agent, or of its folder of versions.")],
+    version: Annotated[str | None, typer.Option(help="As v3; the current one by default.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of 127.0.0.1; a free one by default.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    home: Annotated[Path, typer.Option("--home", help="Folder that holds versions/.")] = HOME,
+    debug: Debug = False,
+) -> None:
+    """Serve an agent's current version alone, for agents elsewhere, until Ctrl-C; PRAISON_AGENT_RL_KEY is its key."""
+    _guard(debug, lambda: cli_serve.serve_alone(agent, version, port=port, device=device, home=home))
 
 
 @app.command()
@@ -117,29 +162,20 @@ def _say_outcome(result: Any) -> None:
     from praison_agent_rl.runs import RunFolder
 
     if isinstance(result, Improvement):
-        _say(verdict(result.comparison))
-        root = result.run
+        run = RunFolder(result.run)
+        _say(verdict(result.comparison, result.verdict))
     else:
-        write_report(result)
+        run = result
+        write_report(run)
         _say(verdict(None))
-        root = result.root
-    run = RunFolder(root)
     _say(f"adapter: {run.adapter}\nreport: {run.report}")
-    model = run.merged if run.merged.exists() else _version_of(run)
-    if model is None:
-        _say("the merged model is not in the run's folder any more: it has become a version of the agent, or was moved")
+    if isinstance(result, Improvement) and result.version:
+        _say(str(result))
+        _say_version(str(run.plan.agent), result)
+    elif run.merged.exists():
+        _say(f"merged model: {run.merged}\nserve it with: transformers serve {shlex.quote(str(run.merged))}")
     else:
-        _say(f"merged model: {model}\nserve it with: transformers serve {shlex.quote(str(model))}")
-
-
-def _version_of(run: Any) -> Path | None:
-    """The model folder of the version that a run's merged model has become; it keeps a copy of the run's plan."""
-    from praison_agent_rl.planning import HOME
-
-    plan = run.plan_file.read_bytes()
-    homes = {HOME.resolve(), run.root.resolve().parent.parent}
-    plans = [path for home in homes for path in home.glob("versions/*/v*/plan.json")]
-    return next((path.parent / "model" for path in plans if path.read_bytes() == plan), None)
+        _say("the merged model is not in the run's folder any more: it has become a version of the agent, or was moved")
 
 
 def _say_estimate(draft: Any) -> None:
@@ -166,69 +202,73 @@ def _say_estimate(draft: Any) -> None:
     console.print("dry run: all that can be checked without loading the model is sound; nothing was loaded or written")
 
 
-def _improve(
-    agent: str, data: str | None, reward: list[str] | None, base_model: str | None, config: Path | None, sets: list[str]
-) -> None:
-    from praison_agent_rl.config_keys import Findings, parse_overrides, read_source, rename
+def _improve(agent: str, reward: list[str] | None, options: dict[str, Any], sets: list[str]) -> None:
+    from praison_agent_rl.config_keys import Findings, read_source, rename
     from praison_agent_rl.improvement import improve as improve_agent
     from praison_agent_rl.planning import new_run_root
 
-    found = Findings()
-    settings = parse_overrides(sets, found)
-    found.problems += [_no_key(key) for key in settings if key in _ARGUMENTS]
-    if found.problems:
-        raise ConfigError("\n".join(found.problems))
+    settings = _settings(sets)
     if reward:
         settings["reward_funcs"] = reward
     live = find_agent(agent)
-    given = rename({**read_source(config), **settings}, Findings()).get("output_dir")
+    given = rename({**read_source(options["config"]), **settings}, Findings()).get("output_dir")
     root = Path(str(given)) if given else new_run_root(live.name)
     with _naming(root):
-        # The command's own process ends now, so nothing is swapped in here: the version is what stays.
-        options = {**settings, "output_dir": given or str(root)}
-        result = improve_agent(live, data=data, base_model=base_model, config=config, swap=False, **options)
-    _say(str(result))
-    _say(f"report: {result.report}")
-    if result.model:
-        _say(f"model: {result.model}\nserve it with: transformers serve {shlex.quote(str(result.model))}")
+        # This process ends now, so nothing is swapped in here: processes that are attached follow.
+        result = improve_agent(live, swap=False, **options, **{**settings, "output_dir": given or str(root)})
+    _say(f"{result}\nreport: {result.report}")
+    if result.version:
+        _say_version(live.name, result)
+
+
+def _say_version(agent: str, result: Any) -> None:
+    name = shlex.quote(agent)
+    _say(f"model: {result.model}\nserve it with: praison-agent-rl serve {name} --version {result.version}")
+    if not result.promoted:
+        _say(f"let it answer with: praison-agent-rl versions promote {name} {result.version}")
+
+
+def _evaluate(subject: str, against: str | None, options: dict[str, Any], sets: list[str]) -> None:
+    from praison_agent_rl.evaluating import evaluate as evaluate_sides
+
+    result = evaluate_sides(
+        _agent_or_text(subject),
+        against=_agent_or_text(against) if against else None,
+        **_settings(sets, _OF_EVALUATE),
+        **options,
+    )
+    _say(f"{result}\nreport: {result.report}")
+
+
+def _agent_or_text(given: str) -> Any:
+    return find_agent(given) if re.fullmatch(r"[\w.]+:\w+", given) and not Path(given).exists() else given
+
+
+def _settings(sets: list[str], arguments: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What ``--set`` gives; raises ConfigError for what is no key of a configuration."""
+    from praison_agent_rl.config_keys import Findings, parse_overrides
+
+    found = Findings()
+    settings = parse_overrides(sets, found)
+    known = {**_ARGUMENTS, **(arguments or {})}
+    found.problems += [_no_key(key, known[key]) for key in settings if key in known]
+    if found.problems:
+        raise ConfigError("\n".join(found.problems))
+    return settings
 
 
 _ARGUMENTS = {
     "agent": "MODULE:AGENT", "data": "--data", "base_model": "--base-model", "config": "--config", "swap": "",
+    "promote": "--no-promote", "force": "--force",
     "quiet": "", "source": "--config", "overrides": "--set", "need_model": "", "need_data": "", "cls": "", "self": "",
 }  # fmt: skip
 """Arguments of ``improve`` and ``TrainConfig.load`` that are no keys of a configuration; the option for each."""
+_OF_EVALUATE = {"subject": "", "against": "--against", "samples": "--samples", "run_tools": "--run-tools"}
+"""Those of ``evaluate`` besides."""
 
 
-def _no_key(name: str) -> str:
-    option = _ARGUMENTS[name]
+def _no_key(name: str, option: str) -> str:
     return f"{name!r} is no key that --set can set; " + (f"give it as {option}" if option else "leave it out")
-
-
-def find_agent(spec: str) -> Any:
-    """The agent that ``module:name`` names, from the current folder too.
-
-    Raises:
-        AgentError: there is none, and why.
-    """
-    from praisonaiagents import Agent
-
-    from praison_agent_rl.rewards import importing_from
-
-    module, _, name = spec.partition(":")
-    if not module or not name:
-        raise AgentError(f"{spec!r} is not a 'module:agent' path. Example: myproject.agents:helper")
-    with importing_from(None):
-        try:
-            loaded = importlib.import_module(module)
-        except (Exception, SystemExit) as error:
-            raise AgentError(f"cannot import {module!r} for {spec!r}: {type(error).__name__}: {error}") from error
-    found = getattr(loaded, name, None)
-    if not isinstance(found, Agent):
-        agents = sorted(key for key, value in vars(loaded).items() if isinstance(value, Agent))
-        what = f"is a {type(found).__name__}, not an Agent" if found is not None else "is not there"
-        raise AgentError(f"{spec!r} {what}. Agents in {module!r}: {', '.join(agents) or 'none'}")
-    return found
 
 
 def _demo() -> None:
@@ -288,6 +328,8 @@ def _guard(debug: bool, work: Callable[[], Any]) -> None:
     """Run ``work``; an error of the package becomes one message and an exit code."""
     try:
         work()
+    except (typer.Exit, typer.Abort, _USAGE_ERROR):
+        raise  # help, and words that are no option: the command line's own affair
     except PraisonRLError as error:
         if debug:
             traceback.print_exc()
@@ -324,6 +366,7 @@ class _Guarded(TyperGroup):
 
 app.add_typer(cli_recorded.transcripts, name="transcripts", cls=_Guarded)
 app.add_typer(cli_recorded.dataset, name="dataset", cls=_Guarded)
+app.add_typer(cli_versions.versions, name="versions", cls=_Guarded)
 
 
 def _stop_on_closed_pipe(run: Callable[[], Any]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from rich.text import Text
 
 from praison_agent_rl.errors import ConfigError, DataError
 from praison_agent_rl.records import Call, Run
+
+if TYPE_CHECKING:
+    from praison_agent_rl.transcripts import Losses
 
 transcripts = typer.Typer(no_args_is_help=True, help="Look at what was recorded, hand it on, or bring logs in.")
 dataset = typer.Typer(no_args_is_help=True, help="Make datasets of prompts from recorded runs.")
@@ -36,13 +39,15 @@ def list_runs(
     limit: Annotated[int, typer.Option(min=1, help="How many to show, the last ones.")] = 50,
 ) -> None:
     """List recorded runs, the newest last."""
-    found = _runs(store, agent=agent, since=since, tags=tag or (), text=text, has_error=errors or None)
+    wanted = {"agent": agent, "since": since, "tags": tag or (), "text": text, "has_error": errors or None}
+    found, losses = _runs(store, **wanted)
     table = Table("id", "when", "agent", "asked", "answered", "calls", "", box=None)
     for run in _last(found, limit):
         mark = "error" if run.error else "" if run.finished else "unfinished"
         cells = [run.id, _when(run.time), run.agent or "", _line(run.prompt), _line(run.output)]
         table.add_row(*map(Text, cells), str(len(run.calls)), Text(mark))
     console.print(table)
+    _say_lost(losses)
 
 
 @transcripts.command()
@@ -50,7 +55,9 @@ def show(
     run_id: Annotated[str, typer.Argument(metavar="ID", help="Id of a run, or how it begins.")], store: Store = None
 ) -> None:
     """Print one run, call by call, readably."""
-    found = [run for run in _runs(store) if run.id.startswith(run_id)]
+    runs, losses = _runs(store)
+    found = [run for run in runs if run.id.startswith(run_id)]
+    _say_lost(losses)
     if len(found) != 1:
         what = "no run" if not found else f"{len(found)} runs"
         raise DataError(f"{what} whose id begins with {run_id!r}; see: praison-agent-rl transcripts list")
@@ -70,7 +77,8 @@ def show(
 def stats(store: Store = None, agent: AgentName = None) -> None:
     """Count runs, calls, errors and ratings by agent."""
     counts: dict[str, Counter[str]] = {}
-    for run in _runs(store, agent=agent):
+    runs, losses = _runs(store, agent=agent)
+    for run in runs:
         counted = counts.setdefault(run.agent or "", Counter())
         counted["runs"] += 1
         counted["calls"] += len(run.calls)
@@ -82,6 +90,7 @@ def stats(store: Store = None, agent: AgentName = None) -> None:
         numbers = (f"{counted[key]:,}" for key in ("runs", "calls", "errors", "rated", "tokens"))
         table.add_row(Text(name or "(unnamed)"), *numbers)
     console.print(table)
+    _say_lost(losses)
 
 
 @transcripts.command()
@@ -96,8 +105,10 @@ def export(
 
     if form not in ("jsonl", "openai"):
         raise ConfigError(f"--format {form!r} is none; give jsonl or openai")
-    count = export_runs(_runs(store, agent=agent), out, "openai" if form == "openai" else "jsonl")
+    runs, losses = _runs(store, agent=agent)
+    count = export_runs(runs, out, "openai" if form == "openai" else "jsonl")
     _say(f"{count:,} runs written to {out}")
+    _say_lost(losses)
 
 
 @transcripts.command("import")
@@ -145,10 +156,24 @@ def build(
     _say(str(build_dataset(store, out=out, options=options)))
 
 
-def _runs(store: Path | None, **wanted: Any) -> Iterator[Run]:
-    from praison_agent_rl.transcripts import read_runs
+def _runs(store: Path | None, **wanted: Any) -> "tuple[Iterator[Run], Losses]":
+    """The runs, and what of the store cannot be read, once they are."""
+    from praison_agent_rl.transcripts import Losses, read_runs
 
-    return read_runs(store or _default_store(), **wanted)
+    losses = Losses()
+    return read_runs(store or _default_store(), losses=losses, **wanted), losses
+
+
+def _say_lost(losses: "Losses") -> None:
+    """Say what of a store could not be read, apart from what is asked for."""
+    notes = Console(soft_wrap=True, stderr=True, highlight=False, markup=False)
+    if losses.torn:
+        notes.print(f"note: {losses.torn:,} lines of the store cannot be read (torn, or not written by a recorder)")
+    if losses.unresolved:
+        notes.print(f"note: {losses.unresolved:,} calls go on from calls that are gone, and are left out")
+    if losses.dropped:
+        reasons = ", ".join(f"{count:,} for {reason!r}" for reason, count in losses.reasons.most_common(3))
+        notes.print(f"note: the recorder lost {losses.dropped:,} lines ({reasons})")
 
 
 def _default_store() -> Path:

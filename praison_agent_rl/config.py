@@ -104,6 +104,16 @@ class TrainConfig(BaseModel):
     """Reward functions: ``module:function`` texts or callables, as given."""
     reward_weights: list[Real] | None = None
     """One weight for each reward function; by default all 1."""
+    judge_funcs: Any = None
+    """Reward functions that judge the held-out answers and are not trained on, given as ``reward_funcs`` are."""
+    eval_samples: Annotated[Count, Field(le=64)] = 2
+    """Answers to each held-out prompt: the first greedy, the others sampled at ``temperature``."""
+    min_gain: Weight = 0.0
+    """What the lower end of the interval of the gain must lie above for the new model to be swapped in."""
+    guards: dict[str, Weight] = {}
+    """Rewards or judges, by name, whose mean may not fall by more than this: ``{correctness: 0.02}``."""
+    guard_limits: dict[str, Weight] = {}
+    """Limits of drift that differ from the defaults (``guards.LIMITS``): ``{longer: 3.0, empty: 0.05}``."""
 
     num_generations: Annotated[Integer, Field(ge=2)] = 8
     """Completions sampled for one prompt and compared with each other."""

@@ -203,6 +203,7 @@ _WHY_NOT = {
 WITHOUT_MEANING = {key: reason for reason, keys in _WHY_NOT.items() for key in keys.split()}
 """Keys that are understood and left out, each with the reason that is said aloud."""
 
+_BY_NAME = ("guards", "guard_limits")  # mappings whose faulty entry is told by its key
 _EXPECTED = {
     "bool": "true or false",
     "int": "a whole number",
@@ -383,7 +384,7 @@ def plain_errors(error: ValidationError, prefix: str = "") -> dict[str, str]:
             lines[key] = str(detail["ctx"]["error"])
             continue
         wanted.setdefault(key, []).append(_wanted(dict(detail)))
-        place = prefix + key + "".join(f"[{part}]" for part in detail["loc"][1:] if isinstance(part, int))
+        place = prefix + key + "".join(f"[{p}]" for p in detail["loc"][1:] if isinstance(p, int) or key in _BY_NAME)
         hint = f" ({_HINTS[key]})" if key in _HINTS else ""
         lines[key] = f"{place} is {shown(detail['input'])}, but must be {' or '.join(dict.fromkeys(wanted[key]))}{hint}"
     return lines

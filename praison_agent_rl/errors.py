@@ -30,6 +30,10 @@ class AgentError(PraisonRLError, ValueError):
     """An agent cannot be found, asked or pointed at another model."""
 
 
+class VersionError(PraisonRLError, ValueError):
+    """A version of an agent cannot be found, believed, promoted or taken back."""
+
+
 class MissingExtra(PraisonRLError, ImportError):
     """An optional part is not installed; the message names the extra to install."""
 
@@ -40,3 +44,7 @@ class TrainingFailed(PraisonRLError, RuntimeError):
 
 class ServerFailed(PraisonRLError, RuntimeError):
     """A model server did not come up, or went away."""
+
+
+class VersionDamaged(PraisonRLError, RuntimeError):
+    """The files of a version are not what they were."""

@@ -19,6 +19,8 @@ _BYTES_AROUND_WEIGHTS = 2 * 2**30
 
 _BYTES_AROUND_ADAPTER = 16 * 2**20
 """The tokenizer that lies beside each adapter: up to 12 MB with a vocabulary of 150 000 (Qwen2.5)."""
+_CONTROL_PROMPTS = 40
+"""Asked besides the held-out ones (``control``)."""
 LEAST_DISK = 64 * 2**20
 """Room that even the smallest run is to have: events, logs, answers and the report."""
 
@@ -55,7 +57,8 @@ def estimate_run(config: TrainConfig, base: str, *, train: int, held_out: int, d
         layers * width * 34 + 32768 * 4 * 2
     )  # 34 bytes: Korthikanti et al. 2022, eq. 2, less attention
     rows = config.prompts_per_batch * config.num_generations
-    sampled = rows * config.max_completion_length * (steps + 0) + held_out * 2 * 2 * config.max_completion_length
+    asked = held_out * config.eval_samples + (_CONTROL_PROMPTS if held_out else 0)
+    sampled = (rows * steps + 2 * asked) * config.max_completion_length
     trained = steps * rows * config.max_completion_length
     speed = _CPU_FLOPS_PER_CORE * (os.cpu_count() or 1) if device == "cpu" else _GPU_FLOPS
     return Estimate(

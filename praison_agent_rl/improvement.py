@@ -1,27 +1,42 @@
 """The story of ``improve``: check, measure, train, merge, measure again, and swap in what is better."""
 
+import contextlib
 import glob
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from praison_agent_rl import planning
+from praison_agent_rl.capture import install_taps
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row
 from praison_agent_rl.dataset_building import BuildOptions, build_dataset
-from praison_agent_rl.errors import AgentError, DataError, PraisonRLError, ServerFailed, TrainingFailed
-from praison_agent_rl.models import require_training_stack, weights_beneath
+from praison_agent_rl.errors import (
+    AgentError,
+    ConfigError,
+    DataError,
+    PraisonRLError,
+    ServerFailed,
+    TrainingFailed,
+    VersionError,
+)
+from praison_agent_rl.models import find_weights, require_training_stack, weights_beneath
+from praison_agent_rl.past import Past, earlier_prompts, recorded_incumbent
 from praison_agent_rl.planning import Draft, Problems
 from praison_agent_rl.progress import RunProgress
-from praison_agent_rl.records import FEWEST_PROMPTS, Comparison, MergeProof, Version
-from praison_agent_rl.registry import publish_version
+from praison_agent_rl.publishing import publish_version
+from praison_agent_rl.records import FEWEST_PROMPTS, Comparison, Verdict, Version
+from praison_agent_rl.registry import current, improvement_lock, list_versions, model_of, read_version
+from praison_agent_rl.registry import promote as promote_version
+from praison_agent_rl.registry import rollback as roll_back_pointer
 from praison_agent_rl.report import write_report
 from praison_agent_rl.rewards import require, resolve_all
-from praison_agent_rl.runs import RunFolder, read_record
+from praison_agent_rl.runs import HOME, RunFolder, read_record
 from praison_agent_rl.sent import sent_requests
-from praison_agent_rl.serving import Server, start_server
+from praison_agent_rl.server_pool import serve_version
+from praison_agent_rl.serving import Served, ServerAddress
 from praison_agent_rl.stages import ALL_STAGES, planned_rewards, run_stages
 from praison_agent_rl.swap import check_swappable, server_of, swap_model
 from praison_agent_rl.training.launch import launch_stages
@@ -35,20 +50,26 @@ class Improvement:
     """What ``improve`` came to; prints as one line."""
 
     comparison: Comparison
+    verdict: Verdict
+    """Of the gate: whether the new model may answer, and why."""
     run: Path
     """Folder of the run: its data, log, metrics and report."""
     report: Path
     """HTML page of the run."""
     version: str | None = None
-    """Name of the new version, or None if the new model was not better."""
+    """Name of the new version, or None if the gate did not let the new model through."""
     model: Path | None = None
     """Folder of the new version's merged weights."""
-    server: Server | None = field(default=None, repr=False)
+    server: Served | None = field(default=None, repr=False)
     """Server that the agent is answered from now."""
     agent: Any = field(default=None, repr=False)
     """The agent that was improved."""
     undo: Callable[[], None] | None = field(default=None, repr=False)
     """What points the agent back at its old model; None once it has."""
+    promoted: bool = False
+    """Whether the new version became the agent's current one."""
+    kept_back: str | None = None
+    """Why a version that was to be promoted was not: something else was promoted while it was trained."""
 
     @property
     def base_score(self) -> float:
@@ -66,13 +87,12 @@ class Improvement:
         return self.undo is not None
 
     def rollback(self) -> None:
-        """Let the old model answer the agent again; a second call does nothing.
+        """Let the old model answer the agent again, here and wherever the agent is attached; once is enough.
 
-        The new model's server ends when the turns that are under way have had their answers: once it was idle for
-        five seconds.
+        Turns that are under way end on the new model, whose server ends after them.
 
         Raises:
-            AgentError: a later improvement is in place, which has to be rolled back first.
+            AgentError: a later version is in place, which has to be rolled back first.
         """
         if self.undo is None or self.server is None:
             return
@@ -80,18 +100,24 @@ class Improvement:
             raise AgentError(
                 f"{self.version} cannot be rolled back: a later version was swapped in after it; roll that back first"
             )
+        name = agent_name(self.agent)
+        pointer = current(HOME, name)
+        if pointer is not None and pointer.version == self.version:
+            roll_back_pointer(HOME, name)
         self.undo()
-        self.undo = None
-        self.server.retire()
+        self.undo = self.server = None
 
     def __str__(self) -> str:
-        total = self.comparison.total
+        total, verdict = self.comparison.total, self.verdict
         scores = f"{total.base:.2f} -> {total.new:.2f} on {self.comparison.prompts} held-out prompts"
         interval = f"95 % CI {total.low:+.2f}..{total.high:+.2f}"
         if self.version is None:
-            return f"not better: {scores} ({interval}), the agent keeps its model"
-        fate = "swapped in" if self.swapped_in else "not swapped in"
-        return f"{self.version}: {scores} ({interval}), {fate}"
+            outcome = verdict.status if verdict.status in ("not better", "worse") else verdict.text
+            return f"{outcome}: {scores} ({interval}), the agent keeps its model"
+        fate = "swapped in" if self.swapped_in else "promoted" if self.promoted else "kept as a candidate"
+        fate += f" ({self.kept_back})" if self.kept_back else ""
+        against = "" if verdict.passed else f" BY FORCE, against the verdict {verdict.text!r}"
+        return f"{self.version}: {scores} ({interval}), {fate}{against}"
 
 
 def improve(
@@ -103,6 +129,8 @@ def improve(
     base_model: str | None = None,
     config: Any = None,
     swap: bool = True,
+    promote: bool | None = None,
+    force: bool = False,
     quiet: bool = False,
     **settings: Any,
 ) -> Improvement:
@@ -111,8 +139,13 @@ def improve(
     Without ``data`` the prompts are those of the agent's recorded runs (``agent.record()``). ``data`` is a file, a
     dataset or a list of prompts; a prompt that is text is asked as the agent asks it, with its system prompt and tools,
     and one that is a list of messages is taken as it is. ``config`` is a YAML file or a mapping, and any key of it can
-    be given as a keyword (``max_steps=30``). Training runs in a child process. Better means that the 95 % interval of
-    the mean difference on held-out prompts lies above zero; otherwise the agent stays as it was.
+    be given as a keyword (``max_steps=30``). An agent that has a current version is trained further from that version.
+    Training runs in a child process.
+
+    Better means that the 95 % interval of the mean difference on held-out prompts lies above ``min_gain`` (0) and that
+    no guard is broken; otherwise the agent stays as it was. What is better becomes the agent's current version
+    (``promote``; by default as ``swap``) and answers this agent (``swap``). ``force=True`` does so against the verdict,
+    which is recorded for ever.
 
     Raises:
         PraisonRLError: something given is wrong (before any model is loaded), or the run failed; either way the agent
@@ -122,15 +155,44 @@ def improve(
         on_event: OnEvent = (lambda event: None) if quiet else progress
         given = {"method": method, "reward_funcs": reward_funcs, **settings}
         draft = draft_improvement(agent, data, base_model, config, given, on_event)
-        for note in draft.notes:
-            on_event({"event": "note", "text": note})
-        root = Path(draft.config.output_dir or planning.new_run_root(agent.name)).resolve()
-        run = planning.write_run(draft, root)
-        carry_out(draft, run, on_event)
-        result = finish(run)
-        if result.comparison.better:
-            _publish(result, run, agent, swap=swap)
-        return result
+        with improvement_lock(HOME, agent_name(agent)):
+            past = past_of(agent, draft, promote=swap if promote is None else promote)
+            for note in [*draft.notes, *past.notes]:
+                on_event({"event": "note", "text": note})
+            root = Path(draft.config.output_dir or planning.new_run_root(agent.name)).resolve()
+            run = planning.write_run(draft, root, past)
+            carry_out(draft, run, on_event)
+            result = finish(run)
+            if result.verdict.passed or force:
+                settle(result, run, force=force, agent=agent if swap else None)
+            return result
+
+
+def agent_name(agent: Any) -> str:
+    """The name under which the agent's versions are kept."""
+    return str(getattr(agent, "name", None) or "agent")
+
+
+def past_of(agent: Any, draft: Draft, *, promote: bool) -> Past:
+    """What came before this improvement of ``agent``: its versions, and what answers it now."""
+    name, notes = agent_name(agent), []
+    parent, earlier = None, []
+    for version in list_versions(HOME, name):
+        if draft.base == str(Path(version.folder) / "model"):
+            parent = version.name
+        try:
+            judged_on = earlier_prompts(version.name, Path(version.folder))
+        except ConfigError as error:
+            notes.append(f"{version.name} judges no more: {error}")
+            continue
+        earlier += [judged_on] if judged_on else []
+    incumbent = None
+    if parent is not None:
+        notes.append(f"training goes on from {parent}")
+    else:
+        incumbent, said = recorded_incumbent(agent, draft.base, draft.held_out)
+        notes += said
+    return Past(name, parent, earlier, incumbent, notes, promote)
 
 
 def draft_improvement(
@@ -143,23 +205,50 @@ def draft_improvement(
     fns = problems.attempt(lambda: resolve_all(specs))
     if fns is not None and loaded is not None:
         problems.attempt(lambda: require(loaded.method, fns))
+        problems.attempt(lambda: resolve_all(loaded.judge_funcs))
     problems.attempt(lambda: check_swappable(agent))
     problems.raise_all()  # the agent itself is asked only if it is one
     assert loaded is not None
     problems.attempt(require_training_stack)
-    base = problems.attempt(lambda: weights_beneath(agent, base_model or loaded.model_name))
+    base = problems.attempt(lambda: weights_to_train(agent, base_model or loaded.model_name))
     given = data if data is not None else loaded.dataset
-    rows = problems.attempt(lambda: _rows_of(agent, given, loaded, on_event))
+    found = problems.attempt(lambda: _rows_of(agent, given, loaded, on_event))
     problems.raise_all()
-    assert base is not None and rows is not None
-    rows, tools = as_the_agent_asks(agent, rows, on_event)
+    assert base is not None and found is not None
+    rows, tools = as_the_agent_asks(agent, found[0], on_event)
     draft = planning.finish_draft(loaded, base, rows, problems=problems, tools=tools)
+    draft.manifest = found[1]
     if len(draft.held_out) < FEWEST_PROMPTS:
         raise DataError(
             f"{len(draft.held_out)} prompts are held out, and with fewer than {FEWEST_PROMPTS} nothing can be shown to "
             "be better; raise held_out or give more prompts"
         )
     return draft
+
+
+def weights_to_train(agent: Any, given: str | None) -> str:
+    """What the agent's next version is trained on: its current version, unless other weights than its own are given.
+
+    Raises:
+        ModelError: the weights beneath the agent cannot be known.
+        VersionError: those of its current version are not there any more.
+    """
+    name = agent_name(agent)
+    pointer = current(HOME, name)
+    if pointer is None or pointer.version is None:
+        return weights_beneath(agent, given)
+    version = read_version(HOME, name, pointer.version)
+    if given is not None and find_weights(given) not in (str(Path(version.folder) / "model"), _root_of(version)):
+        return weights_beneath(agent, given)
+    return str(model_of(version))
+
+
+def _root_of(version: Version) -> str:
+    """The weights that a version's first ancestor was trained on."""
+    ancestors = {known.name: known for known in list_versions(HOME, version.agent)}
+    while version.parent in ancestors:
+        version = ancestors.pop(str(version.parent))
+    return version.base
 
 
 def as_the_agent_asks(agent: Any, rows: list[Row], on_event: OnEvent) -> tuple[list[Row], list[dict[str, Any]]]:
@@ -187,9 +276,11 @@ def _report_asked(on_event: OnEvent, of: int, done: int) -> None:
     on_event({"event": "answered", "side": "agent", "done": done, "of": of})
 
 
-def carry_out(draft: Draft, run: RunFolder, on_event: OnEvent, *, resume: bool = False) -> None:
+def carry_out(
+    draft: Draft, run: RunFolder, on_event: OnEvent, *, stages: Sequence[str] = ALL_STAGES, resume: bool = False
+) -> None:
     """Do the run's stages: in a child process, or here if a reward lives only in this process."""
-    stages = [stage for stage in ALL_STAGES if draft.held_out or not stage.startswith("measure")]
+    stages = [stage for stage in stages if draft.held_out or not stage.startswith("measure")]
     if draft.nameable:
         launch_stages(run, stages, on_event, resume=resume)
         return
@@ -200,7 +291,7 @@ def carry_out(draft: Draft, run: RunFolder, on_event: OnEvent, *, resume: bool =
     on_event({"event": "note", "text": text})
     run.listener = on_event
     try:
-        run_stages(run, stages, draft.rewards, resume=resume)
+        run_stages(run, stages, draft.rewards, judges=draft.judges, resume=resume)
     except PraisonRLError:
         raise
     except Exception as error:  # the boundary that the child process has in stages.main
@@ -208,57 +299,70 @@ def carry_out(draft: Draft, run: RunFolder, on_event: OnEvent, *, resume: bool =
 
 
 def resume_run(root: Path, *, quiet: bool = False) -> Improvement | RunFolder:
-    """Go on with a run that was interrupted, from its newest whole checkpoint; finished stages are not done again."""
+    """Go on with a run that was interrupted, from its newest whole checkpoint; finished stages are not done again.
+
+    A run that was to improve an agent ends as it would have ended, but for the agent itself, which is not here.
+    """
     run = RunFolder.open(root)
-    measured = bool(run.held_out_rows.stat().st_size)
+    measured, agent = bool(run.held_out_rows.stat().st_size), run.plan.agent
     planned_rewards(run)  # said now, and not by the child
-    with RunProgress() as progress:
+    with improvement_lock(HOME, agent) if agent else contextlib.nullcontext(), RunProgress() as progress:
         stages = [stage for stage in ALL_STAGES if measured or not stage.startswith("measure")]
-        launch_stages(run, stages, (lambda event: None) if quiet else progress, resume=True)
-    return finish(run) if measured else run
+        if not (run.comparison_file.exists() and run.verdict_file.exists()):
+            launch_stages(run, stages, (lambda event: None) if quiet else progress, resume=True)
+        if not measured:
+            return run
+        result = finish(run)
+        if agent and result.verdict.passed:
+            settle(result, run)
+        return result
 
 
 def finish(run: RunFolder) -> Improvement:
     """The outcome of a run whose stages are done, with its report written."""
-    comparison = read_record(run.comparison_file, Comparison)
+    comparison, verdict = read_record(run.comparison_file, Comparison), read_record(run.verdict_file, Verdict)
     write_report(run)
-    return Improvement(comparison=comparison, run=run.root, report=run.report)
+    return Improvement(comparison=comparison, verdict=verdict, run=run.root, report=run.report)
 
 
-def _publish(result: Improvement, run: RunFolder, agent: Any, *, swap: bool) -> None:
-    """Make a version of a better model and, if wanted, serve it and point the agent at it."""
-    name = planning.slug(agent.name)
-    before = server_of(agent)
-    version = publish_version(
-        planning.HOME,
-        name,
-        run,
-        comparison=result.comparison,
-        merge=read_record(run.merge_file, MergeProof),
-        parent=before.model.rpartition("-")[2] if before else None,
-    )
+def settle(result: Improvement, run: RunFolder, *, force: bool = False, agent: Any = None) -> None:
+    """Make a version of what a run has trained, let it be the current one if so planned, and let it answer ``agent``.
+
+    The server comes up first: what cannot be served becomes no current version.
+    """
+    plan = run.plan
+    name = plan.agent or "agent"
+    version = publish_version(HOME, name, run)
     result.version, result.model = version.name, Path(version.folder) / "model"
-    if swap:
-        result.server = server = _serve(version, run.plan.device)
-        result.agent = agent
-        result.undo = swap_model(agent, server.model, base_url=server.address, api_key=server.api_key, server=server)
+    address = _serve(version, plan.device) if agent is not None else None
+    if plan.promote:
+        try:
+            promote_version(HOME, name, version.name, by="improve", force=force)
+        except VersionError as error:
+            result.kept_back = str(error)
+            return
+        result.promoted = True
+    if address is not None:
+        install_taps()  # turns under way end on the model that they began with
+        server = address.server
+        result.server, result.agent = server, agent
+        result.undo = swap_model(agent, server.model, base_url=address, api_key=server.api_key, server=server)
 
 
-def _serve(version: Version, device: str) -> Server:
-    folder = Path(version.folder) / "model"
+def _serve(version: Version, device: str) -> ServerAddress:
     try:
-        return start_server(folder, name=f"rl-{version.agent}-{version.name}", device=device)
+        return serve_version(version, device=device)
     except ServerFailed as failure:
         raise ServerFailed(
-            f"{version.name} is better and was kept in {str(folder)!r}, but could not be served, so the agent keeps "
+            f"{version.name} passed and was kept in {version.folder!r}, but could not be served, so the agent keeps "
             f"its model: {failure}"
         ) from failure
 
 
-def _rows_of(agent: Any, data: Any, config: TrainConfig, on_event: OnEvent) -> list[Row]:
-    """Checked rows of ``data``, or of what was recorded of the agent."""
+def _rows_of(agent: Any, data: Any, config: TrainConfig, on_event: OnEvent) -> tuple[list[Row], Path | None]:
+    """Checked rows of ``data``, or of what was recorded of the agent, with the manifest of what was built of that."""
     if data is not None:
-        return planning.check_data(data, config.method)
+        return planning.check_data(data, config.method), None
     if not agent.name:
         raise DataError(
             "improve got no data=, and the agent has no name by which its recorded runs could be told from those of "
@@ -269,13 +373,29 @@ def _rows_of(agent: Any, data: Any, config: TrainConfig, on_event: OnEvent) -> l
             f"improve got no data=, and nothing is recorded in {str(DEFAULT_STORE)!r}; record the agent with "
             "agent.record(), or pass data=: a file, a dataset or a list of prompts"
         )
-    built = build_dataset(out=None, options=BuildOptions(agent=glob.escape(agent.name)))
-    on_event({"event": "note", "text": f"recorded: {built}"})
-    found, needed = built.manifest.train + built.manifest.held_out, config.prompts_per_batch + FEWEST_PROMPTS
-    if found < needed or built.manifest.held_out < FEWEST_PROMPTS:
+    needed = config.prompts_per_batch + FEWEST_PROMPTS
+    wanted = f"at least {max(needed, 5 * FEWEST_PROMPTS)} are needed. Go on recording, or pass data="
+    try:
+        built = build_dataset(out=None, options=BuildOptions(agent=glob.escape(agent.name)))
+    except DataError as error:
         raise DataError(
-            f"{found} prompts of agent {agent.name!r} are recorded ({built.manifest.held_out} of them held out), which "
-            f"is too few to train and to judge: at least {max(needed, 5 * FEWEST_PROMPTS)} are needed. "
-            "Go on recording, or pass data="
+            f"no prompts of agent {agent.name!r} are recorded that can be used; {wanted}\n{error}"
+        ) from error
+    on_event({"event": "note", "text": f"recorded: {built}"})
+    found, held_out = built.manifest.train + built.manifest.held_out, built.manifest.held_out
+    if found < needed or held_out < FEWEST_PROMPTS:
+        raise DataError(
+            f"{found} prompts of agent {agent.name!r} are recorded ({held_out} of them held out), which is too few to "
+            f"train and to judge: {wanted}{_one_conversation(built.manifest.largest_group, found)}"
         )
-    return planning.check_data(built.rows, config.method)
+    return planning.check_data(built.rows, config.method), built.rows.with_name("manifest.json")
+
+
+def _one_conversation(largest: int, found: int) -> str:
+    """What to do where turns, which must stay on one side, leave too little to divide."""
+    if largest < max(2, found / 2):
+        return ""
+    return (
+        f". {largest} of them are turns of one conversation, which stay on one side of the split: what is needed are "
+        "more conversations (agent.clear_history() begins a new one)"
+    )

@@ -3,26 +3,30 @@
 Every check is made even if an earlier one failed, so that all that is wrong is said at once.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import platform
-import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from praison_agent_rl import data as datasets
 from praison_agent_rl.config import TrainConfig
-from praison_agent_rl.config_keys import read_source
+from praison_agent_rl.config_keys import did_you_mean, listed, read_source
 from praison_agent_rl.config_values import DatasetSpec, read_dataset
+from praison_agent_rl.control import control_rows
 from praison_agent_rl.data import Row
 from praison_agent_rl.errors import ConfigError, PraisonRLError
 from praison_agent_rl.estimate import LEAST_DISK, Estimate, estimate_run, free_disk, in_words
+from praison_agent_rl.guards import LIMITS
 from praison_agent_rl.models import find_weights, require_training_stack
+from praison_agent_rl.past import Past, choose_earlier
 from praison_agent_rl.preflight import (
     check_adapter_targets,
     check_chat_template,
@@ -30,15 +34,12 @@ from praison_agent_rl.preflight import (
     check_packages,
     check_tokenizer,
 )
-from praison_agent_rl.records import Plan, PlannedReward
+from praison_agent_rl.records import GateRules, Plan, PlannedReward
 from praison_agent_rl.rewards import Reward, prepare, require, resolve_all, spec_of
-from praison_agent_rl.runs import RunFolder, now, write_record
+from praison_agent_rl.runs import HOME, RunFolder, now, slug, write_record
 from praison_agent_rl.weight_files import read_config
 
 T = TypeVar("T")
-
-HOME = Path(".praisonai") / "rl"
-"""Where runs and versions are kept, under the current folder."""
 
 _LIBRARIES = ("praison-agent-rl", "praisonaiagents", "torch", "transformers", "trl", "peft", "datasets", "accelerate")
 _METHODS_TRAINED = ("grpo",)
@@ -56,11 +57,17 @@ class Draft:
     rewards: list[Reward]
     tools: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    judges: list[Reward] = field(default_factory=list)
+    """Rewards that judge and are not trained on."""
+    candidate: str | None = None
+    """Weights to compare with the base; nothing is trained then."""
+    manifest: Path | None = None
+    """Of the dataset, where it was built from recorded runs."""
 
     @property
     def nameable(self) -> bool:
         """Whether another process can find every reward again."""
-        return all(planned.spec for planned in _planned(self))
+        return all(planned.spec for planned in [*_rewards_of(self), *_judges_of(self)])
 
 
 class Problems:
@@ -102,6 +109,7 @@ def draft_from_config(source: str | Path | Mapping[str, Any], overrides: Sequenc
     fns = problems.attempt(lambda: resolve_all(specs))
     if fns is not None:
         problems.attempt(lambda: require(method, fns))
+    problems.attempt(lambda: resolve_all(config.judge_funcs if config else raw.get("judge_funcs")))
     rows = problems.attempt(lambda: check_data(data, method)) if data is not None else None
     base = problems.attempt(lambda: find_weights(str(model))) if model else None
     problems.attempt(require_training_stack)
@@ -131,12 +139,12 @@ def finish_draft(
     split = problems.attempt(lambda: datasets.split_rows(rows, config.held_out, seed=config.held_out_seed))
     prompts, columns = datasets.sample(rows)
     prompts = [datasets.as_messages(prompt) for prompt in prompts]
-    weights = config.reward_weights
-    rewards = problems.attempt(lambda: prepare(config.reward_funcs, weights=weights, prompts=prompts, columns=columns))
+    scorers = prepare_rewards(config, prompts, columns, problems=problems)
     if split is not None:
         problems.attempt(lambda: config.check_prompt_count(len(split[0])))
     problems.raise_all()
-    assert split is not None and rewards is not None
+    assert split is not None and scorers is not None
+    rewards, judges = scorers
     forms = {"text": "plain text", "messages": "message lists"}
     notes += [f"the reward {reward.name} reads answers as {forms[reward.shape.completions]}" for reward in rewards]
     if 0 < len(split[1]) < _FEW_HELD_OUT:
@@ -144,7 +152,26 @@ def finish_draft(
     if tools:
         names = ", ".join(str(tool.get("function", {}).get("name")) for tool in tools)
         notes.append(f"the agent's tools ({names}) are shown to the model but not run in training")
-    return Draft(config, base, split[0], split[1], rewards, list(tools), notes)
+    return Draft(config, base, split[0], split[1], rewards, list(tools), notes, judges)
+
+
+def prepare_rewards(
+    config: TrainConfig, prompts: Sequence[Any], columns: Mapping[str, Sequence[Any]], *, problems: Problems
+) -> tuple[list[Reward], list[Reward]] | None:
+    """The rewards and the judges, each tried on sample prompts, and the names that the gate's rules speak of checked.
+
+    What is wrong goes to ``problems``; None then.
+    """
+    weights = config.reward_weights
+    rewards = problems.attempt(lambda: prepare(config.reward_funcs, weights=weights, prompts=prompts, columns=columns))
+    judges = problems.attempt(lambda: prepare(config.judge_funcs, prompts=prompts, columns=columns))
+    problems.attempt(lambda: _check_limits(config.guard_limits))
+    if rewards is None or judges is None:
+        return None
+    apart = _named_apart(judges, {reward.name for reward in rewards})
+    for check in (partial(_check_judges, judges, rewards), partial(_check_guards, config.guards, [*rewards, *apart])):
+        problems.attempt(check)
+    return rewards, apart
 
 
 def expected_cost(draft: Draft) -> Estimate:
@@ -163,45 +190,75 @@ def check_room(draft: Draft, root: Path) -> None:
         )
 
 
-def write_run(draft: Draft, root: Path) -> RunFolder:
+def write_run(draft: Draft, root: Path, past: Past | None = None) -> RunFolder:
     """Write the folder of the run: its plan and its rows; raises ConfigError where it cannot be, or has no room."""
-    check_room(draft, root)
+    past = past or Past()
+    if draft.candidate is None:
+        check_room(draft, root)
     run = RunFolder.create(root)
-    plan = Plan(
+    own, seed = _rewards_of(draft), draft.config.held_out_seed
+    chosen = choose_earlier(past.earlier, draft.train, draft.held_out, rewards=own, seed=seed)
+    plan = plan_of(draft).model_copy(
+        update={
+            "notes": [*draft.notes, *past.notes, *chosen.notes],
+            "agent": past.agent,
+            "parent": past.parent,
+            "promote": past.promote,
+            "earlier": chosen.rewards,
+            "incumbent": past.incumbent.model if past.incumbent else None,
+        }
+    )
+    with _whole_or_gone(root):
+        datasets.write_rows(run.train_rows, draft.train)
+        datasets.write_rows(run.held_out_rows, draft.held_out)
+        if draft.held_out:
+            datasets.write_rows(run.guard_rows("control"), control_rows())
+        if draft.held_out and chosen.rows:
+            datasets.write_rows(run.guard_rows("earlier"), chosen.rows)
+        if past.incumbent:
+            said = past.incumbent.answers
+            datasets.write_rows(run.recorded, [{"prompt": place, "text": said[place]} for place in sorted(said)])
+        if draft.manifest:
+            shutil.copy2(draft.manifest, run.manifest)
+        write_record(run.plan_file, plan)  # last: a folder with a plan is a whole one
+    return run
+
+
+def plan_of(draft: Draft) -> Plan:
+    """What a run of ``draft`` is told, as far as the draft says it."""
+    config = draft.config
+    return Plan(
         base=draft.base,
-        config=draft.config.resolved(),
-        rewards=_planned(draft),
+        config=config.resolved(),
+        rewards=_rewards_of(draft),
+        judges=_judges_of(draft),
+        rules=GateRules(min_gain=config.min_gain, guards=config.guards, limits=config.guard_limits),
         tools=draft.tools,
+        samples=config.eval_samples,
+        candidate=draft.candidate,
         device=best_device(),
         notes=draft.notes,
         libraries=library_versions(),
         created=now(),
     )
+
+
+@contextlib.contextmanager
+def _whole_or_gone(root: Path) -> Iterator[None]:
+    """Take the folder of a run away again if it cannot be written to its end."""
     try:
-        datasets.write_rows(run.train_rows, draft.train)
-        datasets.write_rows(run.held_out_rows, draft.held_out)
-        write_record(run.plan_file, plan)  # last: a folder with a plan is a whole one
+        yield
     except BaseException as error:
         shutil.rmtree(root, ignore_errors=True)
         if isinstance(error, OSError):
             raise ConfigError(f"the run's folder {str(root)!r} cannot be written: {error}") from error
         raise
-    return run
 
 
 def new_run_root(name: str | None) -> Path:
     """A folder name under ``.praisonai/rl/runs`` that nothing else has."""
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     return HOME / "runs" / f"{slug(name)}-{stamp}-{secrets.token_hex(2)}"
-
-
-def slug(name: str | None) -> str:
-    """``name`` as a plain file name: lower-case letters, digits and dashes.
-
-    >>> slug("Support Bot (EU)")
-    'support-bot-eu'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", (name or "").lower()).strip("-")[:40] or "agent"
 
 
 def library_versions() -> dict[str, str]:
@@ -256,9 +313,47 @@ def _check_runnable(config: TrainConfig) -> None:
         )
 
 
-def _planned(draft: Draft) -> list[PlannedReward]:
-    given = draft.config.reward_funcs
-    specs = list(given) if isinstance(given, list | tuple) else [given]
+def _check_limits(limits: Mapping[str, float]) -> None:
+    if unknown := [name for name in limits if name not in LIMITS]:
+        raise ConfigError(
+            f"guard_limits names {listed(unknown)}, but what can be limited is {listed(LIMITS)}"
+            f"{did_you_mean(unknown[0], LIMITS)}"
+        )
+
+
+def _check_guards(guards: Mapping[str, float], scorers: Sequence[Reward]) -> None:
+    names = [scorer.name for scorer in scorers]
+    if unknown := [name for name in guards if name not in names]:
+        raise ConfigError(
+            f"guards names {listed(unknown)}, which no reward or judge of this run is called; they are {listed(names)}"
+            f"{did_you_mean(unknown[0], names)}"
+        )
+
+
+def _check_judges(judges: Sequence[Reward], rewards: Sequence[Reward]) -> None:
+    trained = [judge.name for judge in judges if any(judge.fn == reward.fn for reward in rewards)]
+    if trained:
+        raise ConfigError(
+            f"judge_funcs and reward_funcs both name {listed(trained)}; what is trained on cannot judge the result, so "
+            "take it out of one of them"
+        )
+
+
+def _named_apart(judges: Sequence[Reward], taken: Collection[str]) -> list[Reward]:
+    """The judges under names that no reward has."""
+    return [replace(judge, name=f"{judge.name}_judge") if judge.name in taken else judge for judge in judges]
+
+
+def _rewards_of(draft: Draft) -> list[PlannedReward]:
+    return _planned(draft.config.reward_funcs, draft.rewards)
+
+
+def _judges_of(draft: Draft) -> list[PlannedReward]:
+    return _planned(draft.config.judge_funcs, draft.judges)
+
+
+def _planned(given: Any, rewards: Sequence[Reward]) -> list[PlannedReward]:
+    specs = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
     return [
         PlannedReward(
             spec=spec.strip() if isinstance(spec, str) else spec_of(spec),
@@ -267,5 +362,5 @@ def _planned(draft: Draft) -> list[PlannedReward]:
             prompts=reward.shape.prompts,
             completions=reward.shape.completions,
         )
-        for spec, reward in zip(specs, draft.rewards, strict=True)
+        for spec, reward in zip(specs, rewards, strict=True)
     ]

@@ -2,11 +2,15 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 FEWEST_PROMPTS = 8
-"""Held-out prompts below which nothing is called better: on pure noise the bootstrap interval of 2 prompts lies above
-zero one time in four, that of 8 about one time in twenty (nominal: one in forty)."""
+"""Held-out prompts below which nothing is called better: the fewer they are, the likelier that none shows a rare loss.
+
+Of 8 prompts on which nothing changes on average the interval lies above zero in one case of forty or fewer; where three
+in ten lose much and the others gain a little it does in one of six, and of 15 in one of twenty
+(``benchmarks/results.md``).
+"""
 
 
 class Record(BaseModel):
@@ -48,6 +52,30 @@ class Plan(Record):
     """ISO time, UTC."""
     agent: str | None = None
     """Name of the agent that is improved; None for a model trained from a file."""
+    parent: str | None = None
+    """Version of the agent whose weights are trained on, if any."""
+    promote: bool = True
+    """Whether the agent's new version becomes its current one if it passes."""
+    judges: list[PlannedReward] = []
+    """Rewards that judge the answers and are not trained on."""
+    rules: "GateRules" = Field(default_factory=lambda: GateRules())
+    earlier: dict[str, list[PlannedReward]] = {}
+    """Rewards of the agent's earlier versions, which score those versions' held-out prompts."""
+    incumbent: str | None = None
+    """Model that the agent runs on, where it is not known to be ``base`` and its answers are recorded."""
+    candidate: str | None = None
+    """Weights that are compared with ``base`` where nothing is trained."""
+
+
+class GateRules(Record):
+    """What a candidate must show before it takes the place of the model that answers now."""
+
+    min_gain: float = 0.0
+    """The lower end of the interval of the total must lie above this."""
+    guards: dict[str, float] = {}
+    """Rewards, by name, whose mean may not fall by more than this."""
+    limits: dict[str, float] = {}
+    """Limits of drift that differ from the defaults, by the names of ``guards.LIMITS``."""
 
 
 class Answer(Record):
@@ -62,6 +90,12 @@ class Answer(Record):
     rewards: dict[str, float | None]
     total: float | None
     """Weighted sum; None where no reward gave a score."""
+    judged: dict[str, float | None] = {}
+    """What the rewards say that were not trained on."""
+    likelihood: float | None = None
+    """Mean log-probability of the answer's tokens under the base model, nats a token."""
+    error: str | None = None
+    """Why there is no answer; such an answer has no scores."""
 
 
 class Interval(Record):
@@ -88,11 +122,62 @@ class Comparison(Record):
     losses: int
     unscored: int
     """Prompts left out because one side had no scored answer."""
+    judged: dict[str, Interval] = {}
+    """Rewards that were not trained on, each alone."""
+    errors_base: int = 0
+    """Answers that failed; they are neither zeros nor ties."""
+    errors_new: int = 0
+    needed: int | None = None
+    """Prompts, in all, that would show a difference of the size seen; None where there is none to show."""
 
     @property
     def better(self) -> bool:
         """Whether the interval of the total lies above zero, on enough prompts to mean it. NaN is never better."""
         return self.prompts >= FEWEST_PROMPTS and self.total.low > 0
+
+
+class Guard(Record):
+    """Something that may not get worse while the reward gets better, and what was seen of it."""
+
+    name: str
+    """``length``, ``reward correctness``, ``earlier v2``, ``control``, ..."""
+    base: float
+    new: float
+    limit: str
+    """What was allowed, in words and numbers."""
+    broken: bool
+    text: str
+    """What was seen, in one plain sentence."""
+
+
+class Finding(Record):
+    """A sign that the reward was won without the job being done better."""
+
+    name: str
+    text: str
+    """One plain sentence with the numbers."""
+
+
+VerdictStatus = Literal["promoted", "not better", "worse", "undecided", "guard broken"]
+
+
+class Verdict(Record):
+    """Whether a candidate may take the place of the model that answers now, and why."""
+
+    status: VerdictStatus
+    text: str
+    """The status with its reason: ``undecided (40 more prompts needed)``, ``guard broken: ...``."""
+    guards: list[Guard] = []
+    findings: list[Finding] = []
+    incumbent: Interval | None = None
+    """Candidate against the recorded answers of what runs now, where that is another model."""
+    forced: bool = False
+    """Promoted against the verdict, by hand."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the gate let it through by itself."""
+        return self.status == "promoted"
 
 
 class MergeProof(Record):
@@ -124,6 +209,32 @@ class Version(Record):
     created: str
     comparison: Comparison
     merge: MergeProof
+    base_hash: str | None = None
+    """Of the weights that it was trained on; its adapter is loaded onto no others."""
+    template_hash: str | None = None
+    """Of the chat template."""
+    libraries: dict[str, str] = {}
+    verdict: Verdict | None = None
+    run: str | None = None
+    """Folder of the run that it comes from."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the gate let it through by itself; before there were verdicts, whether it was better."""
+        return self.verdict.passed if self.verdict else self.comparison.better
+
+
+class Pointer(Record):
+    """Which version of an agent is to answer; None is the model that the agent was built with."""
+
+    version: str | None
+    previous: list[str | None] = []
+    """What answered before, the latest last: the way back."""
+    changed: str
+    """ISO time, UTC."""
+    by: Literal["improve", "promote", "rollback"]
+    forced: bool = False
+    """Promoted against the gate's verdict."""
 
 
 class Call(Record):

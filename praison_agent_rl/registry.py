@@ -1,60 +1,329 @@
-"""Versions of an agent's model on disk; a version is whole or not there."""
+"""Versions of an agent's model on disk, and which of them is to answer; a version is whole or not there.
 
-import os
-import shutil
-import tempfile
+``HOME/versions/<agent>/v<n>/`` holds a version, ``current.json`` beside it says which one answers, and
+``history.jsonl`` every change of that. No weights are loaded here.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import Any, Literal
 
-from praison_agent_rl.records import Comparison, MergeProof, Version
-from praison_agent_rl.runs import RunFolder, now, read_record, write_record
+from praison_agent_rl.checksums import faults_of, hash_bytes
+from praison_agent_rl.errors import ConfigError, VersionDamaged, VersionError
+from praison_agent_rl.forcing import RECORD, mark_forced
+from praison_agent_rl.locks import locked
+from praison_agent_rl.records import Plan, Pointer, Record, Version
+from praison_agent_rl.runs import append_line, now, read_record, slug, write_record
 
-_RECORD = "version.json"
-_KEPT = ("plan.json", "comparison.json", "merge.json", "answers_base.jsonl", "answers_new.jsonl", "held_out.jsonl")
+log = logging.getLogger(__name__)
+
+MODEL = "model"
+_NAME = re.compile(r"v[1-9][0-9]*")
+_AGENT = "agent.json"
 
 
-def publish_version(
-    home: Path, agent: str, run: RunFolder, *, comparison: Comparison, merge: MergeProof, parent: str | None
-) -> Version:
-    """Make the next version of ``agent`` from a finished run; its model is moved, the rest is copied.
+class NamedAgent(Record):
+    """Whose versions a folder holds."""
 
-    The version is put together under a temporary name and renamed when it is whole.
+    name: str
+
+
+# --- where ----------------------------------------------------------------------------------------------------------
+
+
+def agent_folder(home: Path, agent: str) -> Path:
+    """Where the versions of the agent with this name lie, or would lie.
+
+    Two names that make the same file name do not share a folder: the second gets a suffix.
     """
-    folder = home / "versions" / agent
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".part-", dir=folder))
-    for name in _KEPT:
-        if (run.root / name).exists():
-            shutil.copy2(run.root / name, temporary / name)
-    shutil.copytree(run.adapter, temporary / "adapter")
-    shutil.move(run.merged, temporary / "model")
+    folder = home / "versions" / slug(agent)
+    if not folder.is_dir() or _owner(folder) in (None, agent):
+        return folder
+    return folder.with_name(f"{folder.name}-{hash_bytes(agent.encode())[:8]}")
+
+
+def claimed_folder(home: Path, agent: str) -> Path:
+    """The same, made and marked as this agent's."""
     while True:
-        number = 1 + max((int(path.name[1:]) for path in _version_folders(folder)), default=0)
-        final = folder / f"v{number}"
-        version = Version(
-            name=final.name,
-            agent=agent,
-            folder=str(final.resolve()),
-            base=run.plan.base,
-            parent=parent,
-            created=now(),
-            comparison=comparison,
-            merge=merge,
-        )
-        write_record(temporary / _RECORD, version)
-        try:
-            os.rename(temporary, final)
-            return version
-        except OSError:
-            if not final.exists():
-                raise
-            # another run took this number in between: take the next one
+        folder = agent_folder(home, agent)
+        folder.mkdir(parents=True, exist_ok=True)
+        if _owner(folder) == agent:
+            return folder
+        _claim(folder, agent)  # where another agent was faster, the next round takes one of its own
+
+
+def _claim(folder: Path, agent: str) -> None:
+    with locked(folder / ".claiming"):
+        if not (folder / _AGENT).exists():
+            write_record(folder / _AGENT, NamedAgent(name=agent), sync=True)
+
+
+def _owner(folder: Path) -> str | None:
+    """Name of the agent whose folder it is; None for one of before names were written down."""
+    file = folder / _AGENT
+    return read_record(file, NamedAgent).name if file.exists() else None
+
+
+def list_agents(home: Path) -> list[str]:
+    """Names of the agents that have versions."""
+    folders = sorted(path for path in (home / "versions").glob("*") if path.is_dir() and any(_version_folders(path)))
+    return [_owner(folder) or folder.name for folder in folders]
+
+
+def agent_named(home: Path, given: str) -> str:
+    """Name of the agent that a person means: by its name, or by that of its folder.
+
+    Raises:
+        VersionError: there is none; the message lists those that there are.
+    """
+    if any(_version_folders(agent_folder(home, given))):
+        return given
+    folder = home / "versions" / given
+    if Path(given).name == given and any(_version_folders(folder)):
+        return _owner(folder) or given
+    known = ", ".join(map(repr, list_agents(home))) or "none"
+    raise VersionError(f"agent {given!r} has no versions in {str(home / 'versions')!r}; agents with versions: {known}")
+
+
+def name_of(home: Path, agent: Any) -> str:
+    """The name of an agent, or of the one that a text means: see `agent_named`."""
+    if isinstance(agent, str):
+        return agent_named(home, agent)
+    return str(getattr(agent, "name", None) or "agent")
+
+
+def served_name(version: Version) -> str:
+    """Under which name a server offers the version's model: a plain one, and no other version's."""
+    folder = Path(version.folder)
+    return f"rl-{folder.parent.name}-{folder.name}"
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def version_names(home: Path, agent: str) -> list[str]:
+    """Names of the agent's versions, oldest first, also of those that are damaged."""
+    return [path.name for path in _version_folders(agent_folder(home, agent))]
 
 
 def list_versions(home: Path, agent: str) -> list[Version]:
-    """The versions of ``agent``, oldest first."""
-    folders = sorted(_version_folders(home / "versions" / agent), key=lambda path: int(path.name[1:]))
-    return [read_record(path / _RECORD, Version) for path in folders]
+    """The versions of ``agent``, oldest first; one whose record is damaged is left out with a warning."""
+    found = []
+    for folder in _version_folders(agent_folder(home, agent)):
+        try:
+            found.append(_read(folder))
+        except ConfigError as error:
+            log.warning("%s is left out: %s", folder.name, error)
+    return found
+
+
+def read_version(home: Path, agent: str, name: str) -> Version:
+    """The version called ``name``, as ``v3``; its ``folder`` is where it was found.
+
+    Raises:
+        VersionError: there is none; the message lists those that there are.
+        ConfigError: its record is damaged.
+    """
+    folder = agent_folder(home, agent) / name
+    if not _NAME.fullmatch(name) or not (folder / RECORD).exists():
+        known = ", ".join(version_names(home, agent)) or "none"
+        raise VersionError(f"agent {agent!r} has no version {name!r}; it has: {known}")
+    return _read(folder)
+
+
+def find_version(home: Path, text: str) -> Version:
+    """The version that ``agent/v3`` names; raises VersionError for a text of another form, or where there is none."""
+    agent, slash, name = text.rpartition("/")
+    if not slash or not _NAME.fullmatch(name):
+        raise VersionError(f"{text!r} names no version; write AGENT/v3")
+    return read_version(home, agent_named(home, agent), name)
+
+
+def model_of(version: Version) -> Path:
+    """Folder of the merged weights; raises VersionError where they were pruned, or are gone."""
+    folder = Path(version.folder) / MODEL
+    if not (folder / "config.json").exists():
+        agent = _owner(Path(version.folder).parent) or version.agent
+        raise VersionError(
+            f"the merged weights of {version.name} of agent {agent!r} are not there any more; they are made again from "
+            f"its adapter by: praison-agent-rl versions restore {agent!r} {version.name}"
+        )
+    return folder
+
+
+def _read(folder: Path) -> Version:
+    return read_record(folder / RECORD, Version).model_copy(update={"folder": str(folder.resolve())})
 
 
 def _version_folders(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("v*") if path.name[1:].isdigit() and (path / _RECORD).exists()]
+    found = [path for path in folder.glob("v*") if _NAME.fullmatch(path.name) and (path / RECORD).exists()]
+    return sorted(found, key=lambda path: int(path.name[1:]))
+
+
+def verify(version: Version) -> list[str]:
+    """What is wrong with a version's files: each changed, missing or additional one; pruned weights are in order."""
+    return faults_of(Path(version.folder))
+
+
+# --- which one answers ----------------------------------------------------------------------------------------------
+
+
+def pointer_file(home: Path, agent: str) -> Path:
+    """The file that says which version is to answer; it is replaced at once and never changed in place."""
+    return agent_folder(home, agent) / "current.json"
+
+
+def current(home: Path, agent: str) -> Pointer | None:
+    """What is to answer now; None where nothing was ever promoted."""
+    file = pointer_file(home, agent)
+    return read_record(file, Pointer) if file.exists() else None
+
+
+def history(home: Path, agent: str) -> list[Pointer]:
+    """Every change of what answers, the oldest first."""
+    known, pointer = _logged(home, agent), current(home, agent)
+    # a process that was killed between the two files has left the last change in the first of them only
+    return [*known, pointer] if pointer and pointer not in known[-1:] else known
+
+
+def _logged(home: Path, agent: str) -> list[Pointer]:
+    file, known = _history_file(home, agent), []
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
+    for line in lines:
+        with suppress(ValueError):  # half a line that a killed process left
+            known.append(Pointer.model_validate_json(line))
+    return known
+
+
+def _history_file(home: Path, agent: str) -> Path:
+    return agent_folder(home, agent) / "history.jsonl"
+
+
+def promote(
+    home: Path,
+    agent: str,
+    name: str,
+    *,
+    by: Literal["improve", "promote"] = "promote",
+    force: bool = False,
+) -> Pointer:
+    """Let the version answer from now on; where it does already, nothing changes.
+
+    Raises:
+        VersionError: there is none of that name, the gate did not let it through and ``force`` was not given, or
+            (``by="improve"``) something else was made to answer while it was trained.
+        VersionDamaged: its files are not what they were.
+    """
+    version = read_version(home, agent, name)
+    _check_gate(version, force=force)
+    if by == "promote" and (faults := verify(version)):
+        shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+        raise VersionDamaged(f"{name} of agent {agent!r} is damaged and was not promoted: {shown}")
+    model_of(version)
+    with _pointing(home, agent):
+        before = current(home, agent)
+        if before and before.version == name:
+            return before
+        if by == "improve":
+            _check_unchanged(version, before)
+        way_back: list[str | None] = [*before.previous, before.version] if before else [None]
+        if forced := not version.passed:
+            mark_forced(version)
+        return _point(home, agent, Pointer(version=name, previous=way_back, changed=now(), by=by, forced=forced))
+
+
+def rollback(home: Path, agent: str) -> Pointer:
+    """Let what answered before answer again; at the end of the way back is the model that the agent was built with.
+
+    Versions on the way back that were deleted are passed over.
+
+    Raises:
+        VersionError: nothing answered before, or its merged weights were pruned.
+    """
+    _check_way_back(agent, current(home, agent))
+    with _pointing(home, agent):
+        before = _check_way_back(agent, current(home, agent))
+        there = {None, *version_names(home, agent)}
+        way_back = [name for name in before.previous if name in there]
+        while way_back[-1:] == [before.version]:
+            way_back.pop()
+        target, forced = way_back.pop() if way_back else None, False
+        if target is not None:
+            version = read_version(home, agent, target)
+            model_of(version)
+            forced = not version.passed
+        pointer = Pointer(version=target, previous=way_back, changed=now(), by="rollback", forced=forced)
+        return _point(home, agent, pointer)
+
+
+def _check_way_back(agent: str, pointer: Pointer | None) -> Pointer:
+    if pointer is None or not pointer.previous:
+        what = "nothing was ever promoted" if pointer is None else "it is back at the model that it was built with"
+        raise VersionError(f"agent {agent!r} cannot be rolled back: {what}")
+    return pointer
+
+
+def improvement_lock(home: Path, agent: str) -> AbstractContextManager[None]:
+    """Held while an agent is improved.
+
+    Raises:
+        VersionError: on entering, where another one improves it; says who and since when.
+    """
+
+    def refused(holder: str) -> VersionError:
+        return VersionError(f"agent {agent!r} is being improved already, by {holder}; wait for its end")
+
+    return locked(home / "locks" / f"{slug(agent)}-{hash_bytes(agent.encode())[:8]}.improving", refused=refused)
+
+
+def _check_gate(version: Version, *, force: bool) -> None:
+    if version.passed or force:
+        return
+    said = version.verdict.text if version.verdict else "not better"
+    raise VersionError(
+        f"{version.name} was not let through by the gate ({said}), so it is not promoted; --force (force=True) does it "
+        "all the same, which is recorded and shown from then on"
+    )
+
+
+def _check_unchanged(version: Version, pointer: Pointer | None) -> None:
+    """What a version was compared with must still be what answers."""
+    if pointer is None or pointer.version == version.parent:
+        return
+    planned = _planned_at(version)
+    if planned and pointer.changed > planned:
+        now_answers = pointer.version or "the model that the agent was built with"
+        raise VersionError(
+            f"{version.name} is kept but does not answer: {now_answers} was made to answer at {pointer.changed}, after "
+            f"the run of {version.name} was planned ({planned}), so the two were not compared; promote it by hand if "
+            "it is wanted"
+        )
+
+
+def _planned_at(version: Version) -> str | None:
+    file = Path(version.folder) / "plan.json"
+    return read_record(file, Plan).created if file.exists() else None
+
+
+def _pointing(home: Path, agent: str) -> AbstractContextManager[None]:
+    return locked(claimed_folder(home, agent) / ".pointing")
+
+
+def _point(home: Path, agent: str, pointer: Pointer) -> Pointer:
+    file, before = _history_file(home, agent), current(home, agent)
+    if before and before not in _logged(home, agent)[-1:]:
+        append_line(file, before.model_dump_json(), sync=True)
+    write_record(pointer_file(home, agent), pointer, sync=True)
+    append_line(file, pointer.model_dump_json(), sync=True)
+    return pointer
+
+
+def used_numbers(home: Path, agent: str) -> Iterator[int]:
+    """Numbers of versions that are there, or were: a name is not given twice."""
+    folder = agent_folder(home, agent)
+    yield from (int(path.name[1:]) for path in folder.glob("v*") if _NAME.fullmatch(path.name))
+    for pointer in history(home, agent):
+        yield from (int(name[1:]) for name in (pointer.version, *pointer.previous) if name)

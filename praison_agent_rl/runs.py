@@ -6,6 +6,7 @@ The folder is the whole contract between the process that plans a run and those 
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -17,6 +18,9 @@ from praison_agent_rl.records import Plan, Record
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
+HOME = Path(".praisonai") / "rl"
+"""Where runs and versions are kept, under the current folder."""
+
 
 class RunFolder:
     """Names and files of a run; holds no state but its path and who listens."""
@@ -27,6 +31,8 @@ class RunFolder:
         self.plan_file = self.root / "plan.json"
         self.train_rows = self.root / "train.jsonl"
         self.held_out_rows = self.root / "held_out.jsonl"
+        self.recorded = self.root / "recorded.jsonl"
+        """Answers of what the agent runs on to held-out prompts, where that is another model."""
         self.events_file = self.root / "events.jsonl"
         self.log = self.root / "log.txt"
         self.checkpoints = self.root / "checkpoints"
@@ -34,7 +40,11 @@ class RunFolder:
         self.merged = self.root / "model"
         self.merge_file = self.root / "merge.json"
         self.comparison_file = self.root / "comparison.json"
+        self.verdict_file = self.root / "verdict.json"
         self.report = self.root / "report.html"
+        self.numbers = self.root / "report.json"
+        self.manifest = self.root / "manifest.json"
+        """Of the dataset, where it was built from recorded runs."""
 
     @classmethod
     def create(cls, root: Path) -> "RunFolder":
@@ -67,12 +77,18 @@ class RunFolder:
         """Where the held-out answers of ``side`` (``base`` or ``new``) lie."""
         return self.root / f"answers_{side}.jsonl"
 
+    def guard_rows(self, kind: str) -> Path:
+        """Prompts that are asked besides the held-out ones: ``control``, or ``earlier``, of earlier versions."""
+        return self.root / f"{kind}.jsonl"
+
+    def guard_answers(self, kind: str, side: str) -> Path:
+        """Where the answers of ``side`` to those prompts lie."""
+        return self.root / f"{kind}_{side}.jsonl"
+
     def report_event(self, event: str, **facts: Any) -> None:
         """Append one line for whoever watches; ``event`` is its kind."""
         entry = {"time": now(), "event": event, **facts}
-        with self.events_file.open("ab+") as file:
-            start = b"" if _ends_a_line(file) else b"\n"  # a killed process may have left half a line
-            file.write(start + json.dumps(entry, default=str).encode() + b"\n")
+        append_line(self.events_file, json.dumps(entry, default=str))
         if self.listener:
             self.listener(entry)
 
@@ -105,21 +121,63 @@ def _ends_a_line(file: BinaryIO) -> bool:
     return file.read(1) == b"\n"
 
 
+def slug(name: str | None) -> str:
+    """``name`` as a plain file name: lower-case letters, digits and dashes.
+
+    >>> slug("Support Bot (EU)")
+    'support-bot-eu'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", (name or "").lower()).strip("-")[:40] or "agent"
+
+
 def now() -> str:
     """The time in UTC as ISO text, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def write_record(path: Path, record: Record) -> None:
+def write_record(path: Path, record: Record, *, sync: bool = False) -> None:
     """Write ``record`` as JSON; the file is whole or not there."""
-    write_text(path, record.model_dump_json(indent=2) + "\n")
+    write_text(path, record.model_dump_json(indent=2) + "\n", sync=sync)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``; the file is whole or not there."""
+def write_text(path: Path, text: str, *, sync: bool = False) -> None:
+    """Write ``text`` to ``path``; the file is whole or not there. With ``sync`` it is on the disk on return."""
+    write_bytes(path, text.encode(), sync=sync)
+
+
+def write_bytes(path: Path, content: bytes, *, sync: bool = False) -> None:
+    """The same for bytes."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(content)
+        if sync:
+            sync_to_disk(temporary)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_to_disk(path.parent)
+
+
+def append_line(path: Path, line: str, *, sync: bool = False) -> None:
+    """Append a line, on a line of its own even where a killed process has left half of one."""
+    with path.open("ab+") as file:
+        start = b"" if _ends_a_line(file) else b"\n"
+        file.write(start + line.encode() + b"\n")
+    if sync:
+        sync_to_disk(path)
+
+
+def sync_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, would outlive a loss of power; Windows is not asked for folders."""
+    if path.is_dir() and os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:

@@ -45,7 +45,7 @@ def sent_requests(
             received.clear()
             twin = fresh_copy(agent)
             swap_model(twin, "listener", base_url=url, api_key="none")
-            with _silent_thread():  # the framework prints panels even when it is silent
+            with silent_thread():  # the framework prints panels even when it is silent
                 twin.chat(prompt)
             if not received:
                 raise AgentError(f"agent {agent.name!r} sent no request for the prompt {prompt[:80]!r}")
@@ -77,7 +77,7 @@ _one_at_a_time = threading.Lock()  # two that replace sys.stdout at once could e
 
 
 @contextlib.contextmanager
-def _silent_thread() -> Iterator[None]:
+def silent_thread() -> Iterator[None]:
     """Drop what this thread prints; what other threads print is shown."""
     with _one_at_a_time:
         before = sys.stdout

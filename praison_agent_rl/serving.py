@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from praison_agent_rl.child import last_lines, start_child, stop_child
 from praison_agent_rl.endpoints import keep_loopback_off_proxies, list_models
@@ -28,20 +28,82 @@ from praison_agent_rl.models import plain_weights
 _KEY_VARIABLE = "PRAISON_AGENT_RL_SERVER_KEY"
 _ATTEMPTS = 3
 _BUSY = "busy"
+LOG = "server.log"
+"""A server's log in its folder."""
 _LAST_REQUEST = "last_request"
 
 
-@dataclass
-class Server:
-    """A running model server: where it listens, what its model is called, and the key that it wants."""
+class ServerAddress(str):
+    """A server's base URL; whoever keeps the URL (an agent, its clone, a turn, a client) keeps the server."""
+
+    __slots__ = ("__weakref__", "server")
+    server: "Served"
+
+    def __new__(cls, url: str, server: "Served") -> "ServerAddress":
+        """A text that is immutable gets its server here."""
+        address = super().__new__(cls, url)
+        address.server = server
+        return address
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)  # a copy in another process holds nothing
+
+
+class Holders:
+    """How many addresses of a server are held; says when the last is let go."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, weakref.ref[ServerAddress]] = {}
+        self.when_free: Callable[[], None] = lambda: None
+        """Called within a garbage collection, perhaps: it may take no lock."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, address: ServerAddress) -> ServerAddress:
+        """Count ``address`` for as long as anybody holds it."""
+        key = id(address)
+        self._held[key] = weakref.ref(address, lambda _: self._let_go(key))
+        return address
+
+    def _let_go(self, key: int) -> None:
+        self._held.pop(key, None)
+        if not self._held:
+            self.when_free()
+
+
+@dataclass(kw_only=True)
+class Served:
+    """A model that a server of ours offers: where, under which name, and the key that it wants."""
 
     url: str
     """Base URL of the OpenAI-compatible interface, ending in ``/v1``."""
     model: str
     """Name to send as ``model``."""
-    api_key: str
+    api_key: str = field(repr=False)
     folder: Path
-    """Folder of the weights that it serves."""
+    """Folder of its weights."""
+    holders: Holders = field(default_factory=Holders, repr=False)
+
+    @property
+    def running(self) -> bool:
+        """Whether it can be asked."""
+        raise NotImplementedError
+
+    @property
+    def address(self) -> ServerAddress:
+        """The base URL as a text that keeps the server alive for as long as anything holds it."""
+        return self.holders.add(ServerAddress(self.url, self))
+
+    def stop(self) -> None:
+        """Offer it no longer; it is safe to call this twice."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class Server(Served):
+    """A running model server."""
+
     process: "subprocess.Popen[bytes]" = field(repr=False)
     home: Path
     """Folder of the server's own files, such as its log."""
@@ -51,12 +113,13 @@ class Server:
     @property
     def running(self) -> bool:
         """Whether the server's process is alive."""
-        return self.process.poll() is None
-
-    @property
-    def address(self) -> "ServerAddress":
-        """The base URL as a text that keeps the server alive for as long as anything holds it."""
-        return ServerAddress(self.url, self)
+        if os.getpid() == self.owner:
+            return self.process.poll() is None
+        try:
+            os.kill(self.process.pid, 0)  # a fork cannot wait for it
+        except OSError:
+            return False
+        return True
 
     def stop(self) -> None:
         """End the server; it is safe to call this twice."""
@@ -82,57 +145,63 @@ class Server:
         self.stop()
 
 
-class ServerAddress(str):
-    """A server's base URL; whoever keeps the URL (an agent, its clone, a client) keeps the server."""
+def start_server(
+    folder: Path,
+    *,
+    name: str,
+    device: str = "auto",
+    timeout: float = 300.0,
+    port: int | None = None,
+    api_key: str | None = None,
+) -> Server:
+    """Serve the weights in ``folder`` (or a GGUF file) as ``name`` on a port of 127.0.0.1; wait until it answers.
 
-    __slots__ = ("server",)
-    server: Server
-
-    def __new__(cls, url: str, server: Server) -> "ServerAddress":
-        """A text that is immutable gets its server here."""
-        address = super().__new__(cls, url)
-        address.server = server
-        return address
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)  # a copy in another process holds nothing
-
-
-def start_server(folder: Path, *, name: str, device: str = "auto", timeout: float = 300.0) -> Server:
-    """Serve the weights in ``folder`` (or a GGUF file) as ``name`` on a free port of 127.0.0.1; wait until it answers.
-
-    ``timeout`` is in seconds. The server is stopped when this process ends, if nobody has stopped it before.
+    ``timeout`` is in seconds. Without ``port`` a free one is taken, without ``api_key`` a new key is made. The server
+    is stopped when this process ends, if nobody has stopped it before.
 
     Raises:
         ServerFailed: it did not come up; the message ends with the last lines of its log.
     """
-    for attempt in range(_ATTEMPTS):
-        server = _launch(folder.resolve(), name, device)
+    folder = folder.resolve()
+
+    def launch() -> Server:
+        place, home, key = port or free_port(), new_home(), api_key or secrets.token_urlsafe(24)
+        arguments = [str(folder), name, str(place), device, str(home)]
+        environment = {_KEY_VARIABLE: key, "HF_HUB_OFFLINE": "1"}
+        process = start_child("praison_agent_rl.serving", arguments, log=home / LOG, env=environment)
+        url = f"http://127.0.0.1:{place}/v1"
+        return Server(url=url, model=name, api_key=key, folder=folder, process=process, home=home)
+
+    return bring_up(launch, timeout=timeout, attempts=1 if port else _ATTEMPTS)
+
+
+AnyServer = TypeVar("AnyServer", bound=Server)
+
+
+def bring_up(launch: Callable[[], AnyServer], *, timeout: float, attempts: int = _ATTEMPTS) -> AnyServer:
+    """A server that ``launch`` starts, once it answers; it is ended with this process, and with its last reference.
+
+    Raises:
+        ServerFailed: it did not come up; the message ends with the last lines of its log.
+    """
+    keep_loopback_off_proxies()
+    for attempt in range(attempts):
+        server = launch()
+        weakref.finalize(server, _clean_up, server.process, server.home, os.getpid())  # runs at exit too
         try:
             _wait_until_ready(server, timeout)
             return server
         except ServerFailed as failure:
             server.stop()
             # Between our choosing a free port and the server's binding it, somebody else may have taken it.
-            if "address already in use" not in str(failure).lower() or attempt == _ATTEMPTS - 1:
+            if "address already in use" not in str(failure).lower() or attempt == attempts - 1:
                 raise
     raise AssertionError("unreachable: the loop returns or raises")
 
 
-def _launch(folder: Path, name: str, device: str) -> Server:
-    keep_loopback_off_proxies()
-    port = _free_port()
-    key = secrets.token_urlsafe(24)
-    home = Path(tempfile.mkdtemp(prefix="praison-agent-rl-server-"))
-    process = start_child(
-        "praison_agent_rl.serving",
-        [str(folder), name, str(port), device, str(home)],
-        log=home / "server.log",
-        env={_KEY_VARIABLE: key, "HF_HUB_OFFLINE": "1"},
-    )
-    server = Server(f"http://127.0.0.1:{port}/v1", name, key, folder, process, home)
-    weakref.finalize(server, _clean_up, process, home, os.getpid())  # runs at exit too
-    return server
+def new_home() -> Path:
+    """A new folder for a server's own files."""
+    return Path(tempfile.mkdtemp(prefix="praison-agent-rl-server-"))
 
 
 def _clean_up(process: "subprocess.Popen[bytes]", home: Path, owner: int) -> None:
@@ -148,7 +217,8 @@ def _modified(path: Path) -> float:
         return 0.0
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -165,7 +235,7 @@ def _wait_until_ready(server: Server, timeout: float) -> None:
             pass  # not yet
         time.sleep(0.2)
     state = f"was not ready after {timeout:.0f} s" if server.running else f"ended with code {server.process.returncode}"
-    log = last_lines(server.home / "server.log")
+    log = last_lines(server.home / LOG)
     raise ServerFailed(f"the server for {str(server.folder)!r} {state}; the last lines of its log:\n{log}")
 
 

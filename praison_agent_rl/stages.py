@@ -9,16 +9,15 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from praison_agent_rl.config import TrainConfig
-from praison_agent_rl.data import Row, read_rows, write_rows
 from praison_agent_rl.errors import PraisonRLError, RewardError, TrainingFailed
-from praison_agent_rl.evaluation import answer_prompts, compare, score_answers
+from praison_agent_rl.measuring import as_rewards, judge_run, measure, results_of, rows_as_asked
 from praison_agent_rl.merging import merge_adapter
 from praison_agent_rl.models import load_tokenizer, plain_weights, render_prompts
-from praison_agent_rl.records import Answer
-from praison_agent_rl.rewards import Reward, Shape, resolve
+from praison_agent_rl.records import PlannedReward
+from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder, write_record
 
 ALL_STAGES = ("measure_base", "train", "merge", "measure_new")
@@ -29,7 +28,22 @@ _DISK_FULL = ("No space left on device", "PytorchStreamWriter failed writing", "
 """How the system, safetensors (os error 28) and torch (inline_container.cc) say that a disk is full."""
 
 
-def run_stages(run: RunFolder, stages: Sequence[str], rewards: Sequence[Reward], *, resume: bool = False) -> None:
+class Scorers(NamedTuple):
+    """What the answers of a run are scored by."""
+
+    rewards: Sequence[Reward]
+    judges: Sequence[Reward] = ()
+    """Not trained on."""
+
+
+def run_stages(
+    run: RunFolder,
+    stages: Sequence[str],
+    rewards: Sequence[Reward],
+    *,
+    judges: Sequence[Reward] = (),
+    resume: bool = False,
+) -> None:
     """Do ``stages`` in this process, in order, reporting to the run's events.
 
     Raises:
@@ -37,10 +51,10 @@ def run_stages(run: RunFolder, stages: Sequence[str], rewards: Sequence[Reward],
     """
     for stage in stages:
         run.report_event("stage", stage=stage)
-        if not _result_of(run, stage).exists():
-            _do(run, stage, rewards, resume)
+        if not all(path.exists() for path in _results_of(run, stage)):
+            _do(run, stage, Scorers(rewards, judges), resume)
     if "measure_new" in stages:
-        write_record(run.comparison_file, compare(read_answers(run, "base"), read_answers(run, "new")))
+        judge_run(run)
     run.report_event("done", stages=list(stages))
 
 
@@ -50,34 +64,21 @@ def planned_rewards(run: RunFolder) -> list[Reward]:
     Raises:
         RewardError: one cannot be found, or lived only in the process that planned the run.
     """
-    planned = run.plan.rewards
+    return _found_again(run, run.plan.rewards)
+
+
+def planned_judges(run: RunFolder) -> list[Reward]:
+    """The judges of a run, found again by their names; raises RewardError as `planned_rewards` does."""
+    return _found_again(run, run.plan.judges)
+
+
+def _found_again(run: RunFolder, planned: Sequence[PlannedReward]) -> list[Reward]:
     if unnamed := [reward.name for reward in planned if reward.spec is None]:
         raise RewardError(
             f"the run in {str(run.root)!r} cannot be gone on with: its rewards {', '.join(unnamed)} lived only in the "
             "process that started it. Move them into a module, name them as 'module:function', and start a new run"
         )
-    return [Reward(resolve(p.spec), p.name, p.weight, Shape(p.prompts, p.completions)) for p in planned]
-
-
-def read_answers(run: RunFolder, side: str) -> list[Answer]:
-    """The scored held-out answers of ``base`` or ``new``."""
-    return [Answer.model_validate(row) for row in read_rows(run.answers(side))]
-
-
-def rows_as_asked(run: RunFolder, path: Path) -> list[Row]:
-    """The rows of ``path`` with prompts as the model takes them: text as one user message if it is a chat model."""
-    from praison_agent_rl.data import normalise
-
-    plan = run.plan
-    rows = read_rows(path)
-    texts = sum(isinstance(row["prompt"], str) for row in rows)
-    config = TrainConfig.load(plan.config, need_model=False, need_data=False)
-    if texts and load_tokenizer(plain_weights(plan.base), config).chat_template is not None:
-        run.report_event(
-            "note", text=f"{texts} prompts of {path.name} are plain text; each is asked as one user message"
-        )
-        return normalise(rows)
-    return rows
+    return as_rewards(planned)
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -90,9 +91,9 @@ def is_disk_full(error: BaseException) -> bool:
     return False
 
 
-def _do(run: RunFolder, stage: str, rewards: Sequence[Reward], resume: bool) -> None:
+def _do(run: RunFolder, stage: str, scorers: Scorers, resume: bool) -> None:
     try:
-        _STAGES[stage](run, rewards, resume)
+        _STAGES[stage](run, scorers, resume)
     except RewardError as error:  # it passed its checks, so what failed now is the run
         raise TrainingFailed(str(error)) from error
     except Exception as error:  # torch, safetensors and the system each have their own type for a full disk
@@ -103,39 +104,27 @@ def _do(run: RunFolder, stage: str, rewards: Sequence[Reward], resume: bool) -> 
         ) from error
 
 
-def _result_of(run: RunFolder, stage: str) -> Path:
-    return {
-        "measure_base": run.answers("base"),
-        "train": run.adapter,
-        "merge": run.merge_file,
-        "measure_new": run.answers("new"),
-    }[stage]
+def _results_of(run: RunFolder, stage: str) -> list[Path]:
+    if stage.startswith("measure_"):
+        return results_of(run, stage.removeprefix("measure_"))
+    return [{"train": run.adapter, "merge": run.merge_file}[stage]]
 
 
-def _measure(run: RunFolder, rewards: Sequence[Reward], source: str, side: str) -> None:
-    rows = rows_as_asked(run, run.held_out_rows)
-    answers = answer_prompts(
-        source, rows, run.plan, progress=lambda done, of: run.report_event("answered", side=side, done=done, of=of)
-    )
-    scored = score_answers(answers, rows, rewards)
-    write_rows(run.answers(side), [answer.model_dump() for answer in scored])
+def _measure_base(run: RunFolder, scorers: Scorers, resume: bool) -> None:
+    measure(run, "base", *scorers)
 
 
-def _measure_base(run: RunFolder, rewards: Sequence[Reward], resume: bool) -> None:
-    _measure(run, rewards, run.plan.base, "base")
+def _measure_new(run: RunFolder, scorers: Scorers, resume: bool) -> None:
+    measure(run, "new", *scorers)
 
 
-def _measure_new(run: RunFolder, rewards: Sequence[Reward], resume: bool) -> None:
-    _measure(run, rewards, str(run.merged), "new")
-
-
-def _train(run: RunFolder, rewards: Sequence[Reward], resume: bool) -> None:
+def _train(run: RunFolder, scorers: Scorers, resume: bool) -> None:
     from praison_agent_rl.training.grpo import train_grpo
 
-    train_grpo(run, rows_as_asked(run, run.train_rows), rewards, resume=resume)
+    train_grpo(run, rows_as_asked(run, run.train_rows), scorers.rewards, resume=resume)
 
 
-def _merge(run: RunFolder, rewards: Sequence[Reward], resume: bool) -> None:
+def _merge(run: RunFolder, scorers: Scorers, resume: bool) -> None:
     plan = run.plan
     config = TrainConfig.load(plan.config, need_model=False, need_data=False)
     source = plain_weights(plan.base)
@@ -144,7 +133,7 @@ def _merge(run: RunFolder, rewards: Sequence[Reward], resume: bool) -> None:
     write_record(run.merge_file, merge_adapter(source, run.adapter, run.merged, config=config, prompts=prompts))
 
 
-_STAGES: dict[str, Callable[[RunFolder, Sequence[Reward], bool], None]] = {
+_STAGES: dict[str, Callable[[RunFolder, Scorers, bool], None]] = {
     "measure_base": _measure_base,
     "train": _train,
     "merge": _merge,
@@ -157,7 +146,8 @@ def main() -> None:
     folder, *words = sys.argv[1:]
     run = RunFolder.open(Path(folder))
     try:
-        run_stages(run, [w for w in words if w in _STAGES], planned_rewards(run), resume="--resume" in words)
+        stages, resume = [word for word in words if word in _STAGES], "--resume" in words
+        run_stages(run, stages, planned_rewards(run), judges=planned_judges(run), resume=resume)
     except PraisonRLError as error:
         _end(run, error, type(error).__name__, str(error))
     except BaseException as error:  # noqa: BLE001 - this process ends here, whatever it was

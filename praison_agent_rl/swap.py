@@ -8,14 +8,15 @@ test against the installed framework (``tests/contract/test_framework.py``).
 import copy
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from praison_agent_rl.errors import AgentError
 
 WRITTEN_NAMES = (
     "llm",
-    "_llm_instance",
     "_llm_init_params",
+    "_llm_instance",
     "_using_custom_llm",
     "_panel_descriptor",
     "_Agent__openai_client",
@@ -27,10 +28,14 @@ WRITTEN_NAMES = (
     "_llm_explicit",
     "harness_base_prompt",
     "_rl_server",
+    "_rl_home",
+    "_rl_route",
 )
-"""Attributes of an agent that say which model answers; a swap sets them and its undo restores them.
+"""Attributes of an agent that say which model answers; a swap sets them and its undo restores them, in this order.
 
-``_rl_server`` is ours: the server lives as long as an agent, or the way back of a swap, holds it.
+The last three are ours: the server, which lives as long as an agent, or the way back of a swap, holds it; what the
+agent was built with; and where a turn that begins now is answered. What others are made of comes before them: a turn
+that finds no client or dispatcher makes one of what it finds then.
 """
 
 _SAMPLING = (
@@ -41,6 +46,29 @@ _SAMPLING = (
 _CONNECTION = ("api_base", "auth", "failover_manager")
 _PROVIDERS_KEPT = ("openai", "hosted_vllm")
 _ABSENT = object()
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """Where the requests of a turn go; a turn that keeps it is answered by one model from its beginning to its end."""
+
+    model: str
+    base_url: str
+    api_key: str
+    server: Any = field(default=None, repr=False)
+    """Whatever must stay alive while a turn is answered from there."""
+    client: Any = field(default=None, repr=False)
+    """OpenAI client of the framework; made when it is first needed."""
+
+    def openai_client(self) -> Any:
+        """The framework's client for this place."""
+        if self.client is None:
+            from praisonaiagents.llm import OpenAIClient
+
+            client = OpenAIClient(api_key=self.api_key, base_url=str(self.base_url))
+            client._rl_route = self.model
+            object.__setattr__(self, "client", client)
+        return self.client
 
 
 def swap_model(agent: Any, model: str, *, base_url: str, api_key: str, server: Any = None) -> Callable[[], None]:
@@ -56,31 +84,56 @@ def swap_model(agent: Any, model: str, *, base_url: str, api_key: str, server: A
         AgentError: the agent is answered by something that is no model endpoint.
     """
     check_swappable(agent)
-    before = {name: agent.__dict__.get(name, _ABSENT) for name in WRITTEN_NAMES}
     # The framework chooses a part of the system prompt by the model's name; the prompt must not change with the model.
     prompt_fragment = agent._resolve_harness_base_prompt()
+    route = Route(model, base_url, api_key, server)
     with agent._get_model_fallback_lock().sync():
+        before = {name: agent.__dict__.get(name, _ABSENT) for name in WRITTEN_NAMES}
+        agent._rl_route = route  # first: whatever a turn that begins meanwhile reads below, it goes there
         if agent._using_custom_llm:
             agent.llm = f"{_provider(agent)}/{model}"
             agent._llm_init_params = {**_settings(agent), "model": agent.llm, "base_url": base_url, "api_key": api_key}
-            agent._llm_instance = None
+            agent._llm_instance = _built(agent) if before["_llm_instance"] is not None else None
         else:
-            from praisonaiagents.llm import OpenAIClient
-
             agent.llm = model
-            agent._Agent__openai_client = OpenAIClient(api_key=api_key, base_url=base_url)
+            agent._Agent__openai_client = route.openai_client()
         agent.base_url = agent._openai_base_url = base_url
         agent.api_key = agent._openai_api_key = api_key
-        agent._unified_dispatcher = None  # it holds the old client and model
+        agent._unified_dispatcher = _dispatcher(agent) if before["_unified_dispatcher"] is not None else None
         agent._llm_explicit = True  # so that a team's default model does not replace it
         agent.harness_base_prompt = prompt_fragment
         agent._rl_server = server
+        agent._rl_home = before if before["_rl_home"] is _ABSENT else before["_rl_home"]
     return lambda: _restore(agent, before)
+
+
+def swap_back(agent: Any) -> None:
+    """Let the model that ``agent`` was built with answer it, however often it was swapped."""
+    if home := agent.__dict__.get("_rl_home"):
+        _restore(agent, home)
 
 
 def server_of(agent: Any) -> Any:
     """The server of ours that answers ``agent`` now, or None."""
     return agent.__dict__.get("_rl_server")
+
+
+def route_of(agent: Any) -> Route | None:
+    """Where a swap has sent ``agent``, or None if what it was built with answers it."""
+    route: Route | None = agent.__dict__.get("_rl_route")
+    return route
+
+
+def home_route(agent: Any) -> Route | None:
+    """What an agent that no swap has sent away asks now, on the OpenAI client; None on others, which need no pinning.
+
+    A swap writes the agent's route before all else, so that what was read while there was none belongs together.
+    """
+    state = agent.__dict__
+    model, client = state.get("llm"), state.get("_Agent__openai_client")
+    if state.get("_using_custom_llm", True) or client is None or "_rl_route" in state:
+        return None
+    return Route(str(model), "", "", client=client)
 
 
 def endpoint_of(agent: Any) -> tuple[str | None, str | None]:
@@ -90,6 +143,25 @@ def endpoint_of(agent: Any) -> tuple[str | None, str | None]:
     url = settings.get("base_url") or settings.get("api_base") or agent.base_url or from_environment
     key = settings.get("api_key") or agent.api_key or os.environ.get("OPENAI_API_KEY")
     return (str(url) if url else None), key
+
+
+def asks_for(agent: Any, client: Any) -> bool:
+    """Whether a client of the framework, of either kind, asks for ``agent`` itself and not for a tool of it."""
+    state = agent.__dict__
+    for known in (state, state.get("_rl_home") or {}):
+        if client is known.get("_llm_instance") or client is known.get("_Agent__openai_client"):
+            return True
+    wired = getattr(client, "_agent_history_append", None)  # the framework ties its model objects to their agent so
+    return getattr(wired, "__self__", None) is agent or "_rl_route" in getattr(client, "__dict__", {})
+
+
+def model_names(agent: Any) -> set[str]:
+    """Names by which the framework asks for the model of ``agent`` now or did before it was swapped."""
+    state = agent.__dict__
+    home = state.get("_rl_home") or {}
+    clients = (known.get("_Agent__openai_client") for known in (state, home))
+    ours = (getattr(client, "__dict__", {}).get("_rl_route") for client in clients)
+    return {str(name) for name in (state.get("llm"), home.get("llm"), *ours) if name}
 
 
 def check_swappable(agent: Any) -> None:
@@ -120,6 +192,8 @@ def fresh_copy(agent: Any) -> Any:
     for name in ("_memory_instance", "knowledge", "_session_id", "_db", "_loop_guard"):
         if name in state:
             state[name] = None
+    for name in ("_rl_canary", "_rl_attachment"):
+        state.pop(name, None)
     guardrail = state["_guardrail_fn"]
     if getattr(guardrail, "_praison_output_only", False) or not callable(getattr(guardrail, "validate_input", None)):
         state["_guardrail_fn"] = None  # it judges answers, some by asking a model, and can change no request
@@ -133,6 +207,22 @@ def _restore(agent: Any, before: dict[str, Any]) -> None:
                 agent.__dict__.pop(name, None)
             else:
                 agent.__dict__[name] = value
+
+
+def _built(agent: Any) -> Any:
+    """The model object of an agent that has used one, so that no turn makes one of halves."""
+    from praisonaiagents.llm import LLM
+
+    return LLM(**agent._llm_init_params)
+
+
+def _dispatcher(agent: Any) -> Any:
+    """What the framework keeps of client and model, for an agent that has asked before."""
+    from praisonaiagents.llm import create_llm_dispatcher
+
+    if agent._using_custom_llm:
+        return create_llm_dispatcher(llm_instance=agent.llm_instance)
+    return create_llm_dispatcher(openai_client=agent._Agent__openai_client, model=agent.llm)
 
 
 def _provider(agent: Any) -> str:

@@ -279,3 +279,66 @@ def build_agent(kind: str, url: str, **options: Any) -> Any:
         given["finished"] = {"llm": LLM(model="openai/m1", temperature=0.3, **place)}
     plain = {"name": "helper", "instructions": "Be brief.", "tools": [add], "output": "silent", "rules": False}
     return (PoliteAgent if kind == "subclass" else Agent)(**{**plain, **given[kind], **options})
+
+
+class FakeStart:
+    """Starts a `FakeServer` where a version's model server would be started; its tag is the version's number.
+
+    ``failing`` names models whose server does not come up. Use as a context manager.
+    """
+
+    def __init__(self) -> None:
+        self.started: list[Any] = []
+        self.failing: set[str] = set()
+
+    def __enter__(self) -> "FakeStart":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for served in self.started:
+            served.stop()
+
+    def __call__(self, folder: Any, *, name: str, device: str) -> Any:
+        """A server for the weights in ``folder``."""
+        from praison_agent_rl.errors import ServerFailed
+
+        if name in self.failing:
+            raise ServerFailed(f"the server for {name} was told not to come up")
+        self.started.append(_served(folder, name))
+        return self.started[-1]
+
+    def of(self, version: str) -> Any:
+        """The server that was last started for a version."""
+        return [served for served in self.started if served.model.endswith(f"-{version}")][-1]
+
+    @property
+    def names(self) -> list[str]:
+        """The versions of the servers that were started, in order."""
+        return [served.model.rpartition("-")[2] for served in self.started]
+
+    @property
+    def alive(self) -> list[str]:
+        """The versions of those that have not ended."""
+        return [served.model.rpartition("-")[2] for served in self.started if served.running]
+
+
+def _served(folder: Any, name: str) -> Any:
+    from praison_agent_rl.serving import Served
+
+    class FakeServed(Served):
+        fake: FakeServer
+        alive = True
+
+        @property
+        def running(self) -> bool:
+            return self.alive
+
+        def stop(self) -> None:
+            if self.alive:
+                self.alive = False
+                self.fake.__exit__()
+
+    fake = FakeServer(name[-1]).__enter__()
+    served = FakeServed(url=fake.url, model=name, api_key=f"key-{name}", folder=folder)
+    served.fake = fake
+    return served

@@ -8,26 +8,30 @@ process (`TAPS`); while nothing is recorded, a wrapped method does what it did b
 import atexit
 import importlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from praison_agent_rl.capture.calls import tap_attempts, tap_client, tap_responses_stream
-from praison_agent_rl.capture.outlets import Outlet
-from praison_agent_rl.capture.recordings import Recording, open_recordings
+from praison_agent_rl.capture.opened import Recording, open_recordings, outlet_at, stop_forsaken
 from praison_agent_rl.capture.turns import SAME_TURN, tap_entry, tap_middleware, tap_streamed_turn, tap_turn
 from praison_agent_rl.errors import AgentError, ConfigError
-from praison_agent_rl.transcripts import DEFAULT_STORE, TranscriptWriter
-from praison_agent_rl.transcripts.redaction import find_redactor
+from praison_agent_rl.transcripts import DEFAULT_STORE
+from praison_agent_rl.transcripts.files import store_at
+from praison_agent_rl.transcripts.masking import find_mask
+from praison_agent_rl.transcripts.run_ids import RunId
+from praison_agent_rl.transcripts.shared_writers import shared_writer
 
-__all__ = ["TAPS", "Recording", "last_run", "record"]
+__all__ = ["TAPS", "Recording", "install_taps", "last_run", "record"]
 
 _LOG = logging.getLogger(__name__)
 _LOCK = threading.Lock()
 
 _CHAT = ("praisonaiagents.agent.chat_mixin", "ChatMixin")
 _EXECUTION = ("praisonaiagents.agent.execution_mixin", "ExecutionMixin")
+_PLANNER = ("praisonaiagents.planning.planner", "PlanningAgent")
 _TEAM = ("praisonaiagents.agents.agents", "AgentTeam")
 _FLOW = ("praisonaiagents.workflows.workflows", "AgentFlow")
 _OPENAI = ("praisonaiagents.llm.openai_client", "OpenAIClient")
@@ -43,6 +47,9 @@ TAPS: tuple[tuple[tuple[str, str], str, Callable[[Any, str], Any], str], ...] = 
     (_EXECUTION, "astart", tap_entry, "astart"),
     (_EXECUTION, "run", tap_entry, "run"),
     (_EXECUTION, "arun", tap_entry, "arun"),
+    (_EXECUTION, "_start_with_planning", tap_turn, "planning"),
+    (_PLANNER, "create_plan_sync", tap_turn, "plan"),
+    (_PLANNER, "create_plan", tap_turn, "plan"),
     (_TEAM, "start", tap_turn, "team"),
     (_TEAM, "astart", tap_turn, "team"),
     (_FLOW, "run", tap_turn, "flow"),
@@ -59,53 +66,61 @@ _TAPPED: set[tuple[str, str]] = set()
 
 
 def record(
-    *agents: Any, store: str | Path | None = None, tags: Sequence[str] = (), redact: Any = None, sample: float = 1.0
+    *agents: Any,
+    store: str | Path | None = None,
+    tags: Sequence[str] | None = None,
+    redact: Any = None,
+    sample: float = 1.0,
 ) -> Recording:
     """Record the turns of ``agents`` from now on; without any, those of all agents of the process.
 
     An agent is given itself, or as its name or a pattern of names (``"support-*"``); a team or a flow stands for its
     agents. ``sample`` is the share of turns that is recorded. Keys and headers of requests are never kept, and secrets
-    within texts are masked; ``redact`` says what else is (see `find_redactor`).
+    within texts are masked; ``redact`` says what else is (see `find_redactor`). Several recordings to one store make
+    one copy, on which the tags of all are, and the masks: each says what must not be in that store.
 
     Raises:
         AgentError: one of ``agents`` is none.
         ConfigError: an option is wrong.
     """
-    _check(agents, tags, sample)
-    place = Path(store if store is not None else DEFAULT_STORE).absolute()
+    tags = () if tags is None else tags
+    _check(agents, store, tags, sample)
+    place = store_at(store if store is not None else DEFAULT_STORE)
+    mask = find_mask(redact)
     with _LOCK:
-        _install_taps()
-        for recording in open_recordings():
-            if recording.forsaken:  # its agents are gone, and nobody else knows of it
-                recording.stop()
-        return Recording(_outlet(place, redact), agents, tags=tags, sample=sample).start()
+        _install()
+        stop_forsaken()
+        outlet = outlet_at(place, shared_writer)
+        return Recording(outlet, agents, mask=mask, tags=tags, sample=sample).start()
 
 
-def last_run(agent: Any) -> str | None:
-    """Id of the last recorded run of ``agent``, to give feedback on; None if there is none."""
-    found = vars(agent).get("_rl_last_run")
-    return None if found is None else str(found)
+def last_run(agent: Any) -> RunId | None:
+    """Id of the last recorded run of ``agent``, to give feedback on; None if there is none. It knows its store."""
+    found: RunId | None = vars(agent).get("_rl_last_run")
+    return found
 
 
-def _check(agents: Sequence[Any], tags: Sequence[str], sample: float) -> None:
+def _check(agents: Sequence[Any], store: Any, tags: Any, sample: Any) -> None:
     for agent in agents:
-        if not isinstance(agent, str) and not any(callable(getattr(agent, name, None)) for name in ("chat", "start")):
+        if isinstance(agent, str):
+            continue
+        if isinstance(agent, type) or not any(callable(getattr(agent, name, None)) for name in ("chat", "start")):
             raise AgentError(f"{agent!r} is no agent, team, flow or name of one; record() takes these")
-    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+    if store is not None and not (isinstance(store, str | os.PathLike) and os.fspath(store)):
+        raise ConfigError(f"store={store!r} is no folder; give its path, or leave it out for {str(DEFAULT_STORE)!r}")
+    if not isinstance(tags, list | tuple | set | frozenset) or not all(isinstance(tag, str) for tag in tags):
         raise ConfigError(f"tags={tags!r} is no list of texts; write tags=[...]")
     if isinstance(sample, bool) or not isinstance(sample, (int, float)) or not 0 <= sample <= 1:
         raise ConfigError(f"sample={sample!r} is no share of turns; give a number from 0 to 1")
 
 
-def _outlet(store: Path, redact: Any) -> Outlet:
-    """Where to write: recordings to one store with one redaction share a writer, so that nothing is kept twice."""
-    for recording in open_recordings():
-        if recording.store == store and recording.outlet.redact == redact:
-            return recording.outlet
-    return Outlet(TranscriptWriter(store, redact=find_redactor(redact)), store, redact)
+def install_taps() -> None:
+    """Let each turn be seen and sent where it goes, once in a process; what is not recorded is only passed on."""
+    with _LOCK:
+        _install()
 
 
-def _install_taps() -> None:
+def _install() -> None:
     """Wrap the framework's methods, once in a process; a method that is not there is said and left out."""
     if not _TAPPED:
         atexit.register(_stop_all)

@@ -6,8 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from praison_agent_rl.capture.recordings import PendingCall, is_recording, open_call
+from praison_agent_rl.capture.routes import current_pin, route_for, sent_there
 
 _Method = Callable[..., Any]
+_Params = dict[str, Any]
+_Reroute = Callable[[tuple[str, ...], _Params], "tuple[_Method, _Params] | None"]
+"""Of a request by its place in OpenAI's client and its parameters: the method and parameters to use instead."""
 _RESOURCES = {"chat", "beta", "completions", "responses"}
 _REQUESTS = {"create", "parse"}
 
@@ -17,11 +21,11 @@ def tap_attempts(original: _Method, _: str) -> _Method:
 
     @functools.wraps(original)
     def tapped(self: Any, send: _Method, *args: Any, **kwargs: Any) -> Any:
-        return original(self, _tapped(send) if is_recording() else send, *args, **kwargs)
+        return original(self, _tapped_attempt(self, send), *args, **kwargs)
 
     @functools.wraps(original)
     async def tapped_async(self: Any, send: _Method, *args: Any, **kwargs: Any) -> Any:
-        return await original(self, _tapped(send) if is_recording() else send, *args, **kwargs)
+        return await original(self, _tapped_attempt(self, send), *args, **kwargs)
 
     return tapped_async if inspect.iscoroutinefunction(original) else tapped
 
@@ -31,7 +35,9 @@ def tap_client(original: property, _: str) -> property:
 
     def client(self: Any) -> Any:
         found = original.fget(self)  # type: ignore[misc]
-        return _Client(found) if is_recording() else found
+        if current_pin() is None:
+            return _Client(found) if is_recording() else found
+        return _Client(found, functools.partial(_by_route, original.fget, self))  # type: ignore[arg-type]
 
     return property(client, original.fset, original.fdel, original.__doc__)
 
@@ -41,6 +47,7 @@ def tap_responses_stream(original: _Method, _: str) -> _Method:
 
     @functools.wraps(original)
     def tapped(self: Any, params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        params = sent_there(self, params) or params
         call = open_call({**params, "stream": True})
         if call is None:
             return original(self, params, *args, **kwargs)
@@ -54,6 +61,7 @@ def tap_responses_stream(original: _Method, _: str) -> _Method:
 
     @functools.wraps(original)
     async def tapped_async(self: Any, params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        params = sent_there(self, params) or params
         call = open_call({**params, "stream": True})
         if call is None:
             return await original(self, params, *args, **kwargs)
@@ -66,6 +74,21 @@ def tap_responses_stream(original: _Method, _: str) -> _Method:
         return found
 
     return tapped_async if inspect.iscoroutinefunction(original) else tapped
+
+
+def _tapped_attempt(llm: Any, send: _Method) -> _Method:
+    """``send`` of a model object of the framework, recorded, and sent where the turn goes."""
+    if current_pin() is None:
+        return _tapped(send) if is_recording() else send
+    tapped = _tapped(send)
+    return lambda *args, **kwargs: tapped(*args, **(sent_there(llm, kwargs) or kwargs))
+
+
+def _by_route(get: _Method, asked: Any, path: tuple[str, ...], params: _Params) -> tuple[_Method, _Params] | None:
+    route = route_for(asked, params.get("model"))
+    if route is None:
+        return None
+    return functools.reduce(getattr, path, get(route.openai_client())), {**params, "model": route.model}
 
 
 def _tapped(send: _Method) -> _Method:
@@ -105,25 +128,37 @@ def _received(answer: Any, call: PendingCall, params: dict[str, Any]) -> Any:
 
 
 class _Client:
-    """OpenAI's client, or a part of it, with its requests recorded."""
+    """OpenAI's client, or a part of it, with its requests recorded and sent where the turn goes."""
 
-    __slots__ = ("_inner",)
+    __slots__ = ("_inner", "_path", "_reroute")
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, reroute: _Reroute | None = None, path: tuple[str, ...] = ()) -> None:
         object.__setattr__(self, "_inner", inner)
+        object.__setattr__(self, "_reroute", reroute)
+        object.__setattr__(self, "_path", path)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self._inner)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
+        found, path = getattr(self._inner, name), (*self._path, name)
         if name in _RESOURCES:
-            return _Client(found)
-        return _tapped(found) if name in _REQUESTS and callable(found) else found
+            return _Client(found, self._reroute, path)
+        if name not in _REQUESTS or not callable(found):
+            return found
+        return _tapped(found) if self._reroute is None else _tapped_there(found, self._reroute, path)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._inner, name, value)
+
+
+def _tapped_there(send: _Method, reroute: _Reroute, path: tuple[str, ...]) -> _Method:
+    def tapped(*args: Any, **kwargs: Any) -> Any:
+        there, params = reroute(path, kwargs) or (send, kwargs)
+        return _tapped(there)(*args, **params)
+
+    return tapped
 
 
 class _Tape:

@@ -8,112 +8,25 @@ import contextlib
 import contextvars
 import functools
 import os
-import threading
 import time
 import weakref
-import zlib
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, TypeVar
 
+from praison_agent_rl.capture.opened import GROUP_STYLES as GROUP_STYLES
+from praison_agent_rl.capture.opened import Recording as Recording
+from praison_agent_rl.capture.opened import is_open, takers_of_stray_call, takers_of_turn
+from praison_agent_rl.capture.opened import is_recording as is_recording
+from praison_agent_rl.capture.opened import open_recordings as open_recordings
 from praison_agent_rl.capture.outlets import Outlet, Writer
 from praison_agent_rl.capture.replies import Fold, Reply, reply_in, reply_of, request_of, snapshot
-from praison_agent_rl.swap import server_of
+from praison_agent_rl.swap import Route, server_of
+from praison_agent_rl.transcripts.run_ids import RunId
 
 _Result = TypeVar("_Result")
 
 CURRENT: contextvars.ContextVar["Turn | None"] = contextvars.ContextVar("praison_agent_rl_turn", default=None)
 """The innermost turn that the running code belongs to."""
-
-_LOCK = threading.RLock()
-_OPEN: list["Recording"] = []
-"""Recordings of this process that have not been stopped."""
-
-GROUP_STYLES = ("team", "flow")
-"""Turns that ask no model themselves but through the turns of their agents."""
-
-
-class Recording:
-    """A recording under way; use it as a context manager, or `stop` it. It holds no agent alive."""
-
-    def __init__(
-        self, outlet: Outlet, agents: Sequence[Any] = (), *, tags: Sequence[str] = (), sample: float = 1.0
-    ) -> None:
-        self.tags = list(tags)
-        self.sample = sample
-        self._outlet = outlet
-        self._agents = [weakref.ref(agent) for agent in agents if not isinstance(agent, str)]
-        self._patterns = [agent for agent in agents if isinstance(agent, str)]
-        self._runs = 0
-        self._calls = 0
-
-    def __enter__(self) -> "Recording":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def __repr__(self) -> str:
-        state = "open" if self in _OPEN else "stopped"
-        return f"<Recording to {str(self.store)!r}, {state}, {self.counts}>"
-
-    @property
-    def outlet(self) -> Outlet:
-        """Where it writes."""
-        return self._outlet
-
-    @property
-    def store(self) -> Path:
-        """Folder that it writes to."""
-        return self._outlet.store
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Runs and calls handed to the writer, and lines of this store that were lost (``dropped``)."""
-        return {"runs": self._runs, "calls": self._calls, "dropped": self._outlet.dropped}
-
-    @property
-    def forsaken(self) -> bool:
-        """Whether all agents that it was made for are gone."""
-        return bool(self._agents) and not self._patterns and all(agent() is None for agent in self._agents)
-
-    def start(self) -> "Recording":
-        """Take the turns and calls that begin from now on."""
-        with _LOCK:
-            _OPEN.append(self)
-        return self
-
-    def stop(self) -> None:
-        """Record nothing more; it is safe to call this twice."""
-        with _LOCK:
-            if self not in _OPEN:
-                return
-            _OPEN.remove(self)
-            last = not any(other.outlet is self._outlet for other in _OPEN)
-        if last:
-            self._outlet.send(lambda writer: writer.close())
-
-    def takes_turn(self, owner: Any, parent: "Turn | None", root: str) -> bool:
-        """Whether it records this turn of ``owner``; a turn in another one is sampled as the outermost is."""
-        if zlib.crc32(root.encode()) >= self.sample * 2**32:
-            return False
-        if not self._agents and not self._patterns:
-            return True
-        if parent is not None and parent.style in GROUP_STYLES and self in parent.takers:
-            return True
-        name = str(getattr(owner, "name", None))
-        return any(agent() is owner for agent in self._agents) or any(fnmatchcase(name, p) for p in self._patterns)
-
-    def takes_stray_calls(self, call: str) -> bool:
-        """Whether it records a call that belongs to no turn."""
-        return not self._agents and not self._patterns and zlib.crc32(call.encode()) < self.sample * 2**32
-
-    def count(self, *, runs: int = 0, calls: int = 0) -> None:
-        """Count what the writer has got. Called while sending only: see `Outlet.send` about locks."""
-        with _LOCK:
-            self._runs += runs
-            self._calls += calls
 
 
 def _count(recordings: Sequence[Recording], **kinds: int) -> None:
@@ -123,16 +36,6 @@ def _count(recordings: Sequence[Recording], **kinds: int) -> None:
 
 def _begin(run: dict[str, Any], writer: Writer) -> None:
     writer.begin(run)
-
-
-def open_recordings() -> tuple[Recording, ...]:
-    """Recordings that have not been stopped."""
-    return tuple(_OPEN)
-
-
-def is_recording() -> bool:
-    """Whether any recording is open."""
-    return bool(_OPEN)
 
 
 def _harmless(action: Callable[..., _Result]) -> Callable[..., _Result | None]:
@@ -158,26 +61,27 @@ _copied = _harmless(snapshot)
 class Turn:
     """One answer of an agent, a team or a flow to one prompt."""
 
-    def __init__(self, owner: Any, prompt: Any, style: str) -> None:
+    def __init__(self, owner: Any, prompt: Any, style: str, route: Route | None = None) -> None:
         self.id = os.urandom(8).hex()
         self.owner = weakref.ref(owner)
-        self.agent = getattr(owner, "name", None)
+        self.agent = type(owner).__name__ if style == "plan" else getattr(owner, "name", None)
         self.style = style
         self.parent = CURRENT.get()
         self.root: str = self.parent.root if self.parent else self.id
-        self.takers = tuple(r for r in open_recordings() if r.takes_turn(owner, self.parent, self.root))
+        self.takers = takers_of_turn(owner, self.parent, self.root)
         self.streams: set[PendingCall] = set()
         """Calls whose streams are being read."""
         self.failure: str | None = None
         """Error of the last call, if it failed."""
-        self.version: str | None = getattr(server_of(owner), "model", None)
+        server = server_of(owner) if route is None else route.server
+        self.version: str | None = getattr(server, "model", None)
         self._session = vars(owner).get("_session_id")
         self._prompt = _copied(prompt) if self.takers else None
         self._began = time.time()
         self._clock = time.perf_counter()
         self._unannounced = [True]
         if self.takers:
-            vars(owner)["_rl_last_run"] = self.id
+            vars(owner)["_rl_last_run"] = RunId(self.id, self.takers[0].store)
 
     def announce(self) -> None:
         """Write that the turn began, once."""
@@ -202,7 +106,7 @@ class Turn:
             outlet.send(lambda writer: writer.end(self.id, output=kept, error=error, seconds=seconds))
         owner = self.owner()
         if owner is not None:
-            vars(owner)["_rl_last_run"] = self.id
+            vars(owner)["_rl_last_run"] = RunId(self.id, self.takers[0].store)
 
     def _as_begun(self, tags: list[str]) -> dict[str, Any]:
         return {
@@ -227,9 +131,14 @@ class PendingCall:
         self.takers = takers
         self._began = time.time()
         self._clock = time.perf_counter()
-        self._request = request_of(params)
+        outlet, owner = takers[0].outlet, turn.owner() if turn is not None else None
+        self._request = request_of(params, outlet.latest(owner))
+        if self._request is not None:
+            outlet.remember(owner, self._request)
         self._fold: Fold | None = None
         self._done = False
+        self._owed: dict[Outlet, list[Recording]] = {}
+        """Where a stream is still to be written to; whoever takes one out writes there."""
 
     @_harmless
     def answered(self, answer: Any) -> None:
@@ -246,8 +155,11 @@ class PendingCall:
     def streams(self) -> None:
         """Expect chunks."""
         self._fold = Fold()
+        self._owed = by_outlet(self.takers)
         if self.turn is not None:
             self.turn.streams.add(self)
+        for taker in self.takers:
+            taker.streams.add(self)
 
     @_harmless
     def add(self, chunk: Any) -> None:
@@ -266,6 +178,14 @@ class PendingCall:
         reply = self._so_far()
         self._record(reply, partial=reply.finish is None)
 
+    @_harmless
+    def cut_off(self, recording: Recording) -> None:
+        """Record what has come of a stream, as ``recording`` stops, where no other one waits for the rest."""
+        others = by_outlet(self.takers)
+        for outlet in tuple(self._owed):
+            if outlet is recording.outlet and outlet not in others:
+                self._write(outlet, self._so_far(), {"error": None, "partial": True})
+
     def _so_far(self) -> Reply:
         return self._fold.reply() if self._fold is not None else Reply()
 
@@ -273,14 +193,22 @@ class PendingCall:
         if self._done:
             return
         self._done = True
-        turn, takers = self.turn, by_outlet(self.takers)
-        if turn is not None:
-            turn.streams.discard(self)
-            turn.failure = error
-        if takers:
-            line = self._as_line(reply, {"error": error, "partial": partial})
-            for outlet, recordings in takers.items():
-                outlet.send(lambda writer: writer.call(line), functools.partial(_count, recordings, calls=1))
+        if self.turn is not None:
+            self.turn.streams.discard(self)
+            self.turn.failure = error
+        if self._fold is None:
+            self._owed = by_outlet(self.takers)
+        for outlet in tuple(self._owed):
+            self._write(outlet, reply, {"error": error, "partial": partial})
+        if self._fold is not None:
+            for taker in self.takers:
+                taker.streams.discard(self)
+
+    def _write(self, outlet: Outlet, reply: Reply, ending: dict[str, Any]) -> None:
+        recordings = self._owed.pop(outlet, None)
+        if recordings is not None:
+            line = self._as_line(reply, ending)
+            outlet.send(lambda writer: writer.call(line), functools.partial(_count, recordings, calls=1))
 
     def _as_line(self, reply: Reply, ending: dict[str, Any]) -> dict[str, Any]:
         request = self._request
@@ -307,19 +235,19 @@ class PendingCall:
 
 
 @_harmless
-def open_turn(owner: Any, prompt: Any, style: str) -> Turn | None:
-    """A turn that begins now, or None while nothing is recorded."""
-    return Turn(owner, prompt, style) if _OPEN else None
+def open_turn(owner: Any, prompt: Any, style: str, route: Route | None = None) -> Turn | None:
+    """A turn that begins now and is answered from ``route``, or None while nothing is recorded."""
+    return Turn(owner, prompt, style, route) if is_recording() else None
 
 
 @_harmless
 def open_call(params: dict[str, Any]) -> PendingCall | None:
     """A request that is sent now, as it is sent, or None if no recording takes it."""
-    if not _OPEN or not ("messages" in params or "input" in params):
+    if not is_recording() or not ("messages" in params or "input" in params):
         return None
     turn, id = CURRENT.get(), os.urandom(8).hex()
-    takers = turn.takers if turn is not None else tuple(r for r in open_recordings() if r.takes_stray_calls(id))
-    if not by_outlet(takers):
+    takers = tuple(filter(is_open, turn.takers)) if turn is not None else takers_of_stray_call(id)
+    if not takers:
         return None
     if turn is not None:
         turn.announce()
@@ -330,7 +258,7 @@ def by_outlet(takers: Sequence[Recording]) -> dict[Outlet, list[Recording]]:
     """Those of ``takers`` that are still open, by where they write: one store gets one copy."""
     outlets: dict[Outlet, list[Recording]] = {}
     for taker in takers:
-        if taker in _OPEN:
+        if is_open(taker):
             outlets.setdefault(taker.outlet, []).append(taker)
     return outlets
 

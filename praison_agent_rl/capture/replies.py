@@ -5,10 +5,12 @@ replies of its Responses interface are turned into that form.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
+
+from praison_agent_rl.transcripts.plain_values import Kept, equal_prefix, plain
 
 # Where a request goes and how it gets there: true of the client, not of what the model is asked.
 _NOT_SENT = {
@@ -62,18 +64,50 @@ def snapshot(value: Any) -> Any:
     return value
 
 
-def request_of(params: Mapping[str, Any]) -> Request | None:
-    """What is about to be sent, or None if it is no request for a chat reply. Keys and headers are left out."""
+def request_of(params: Mapping[str, Any], latest: Sequence[Request] = ()) -> Request | None:
+    """What is about to be sent, or None if it is no request for a chat reply. Keys and headers are left out.
+
+    ``latest`` are earlier requests of the same agent: what is as it was in one of them is not copied again.
+    """
     api = "chat" if "messages" in params else "responses" if "input" in params else None
     if api is None:
         return None
-    tools = snapshot(params.get("tools")) if _is_sent(params.get("tools")) else []
+    tools = list(params["tools"]) if _is_sent(params.get("tools")) else []
     if api == "chat":
-        messages = [snapshot(message) for message in params["messages"]]
+        messages = list(params["messages"])
     else:
         messages = chat_messages(snapshot(params["input"]), params.get("instructions"))
-        tools = [_chat_tool(tool) for tool in tools]
-    return Request(api, params.get("model"), messages, tools, _settings(params))
+        tools = [_chat_tool(tool) for tool in snapshot(tools)]
+    known: list[dict[str, Any]] = latest[-1].tools if latest else []
+    return Request(
+        api,
+        params.get("model"),
+        _copied(messages, _messages_before(messages, latest)),
+        known if equal_prefix(tools, known) == len(tools) == len(known) else _copied(tools, []),
+        _settings(params),
+    )
+
+
+def _messages_before(messages: list[Any], latest: Sequence[Request]) -> list[dict[str, Any]]:
+    """Those of the request that ``messages`` seems to go on from: it has the last of them where that was."""
+    for earlier in reversed(latest):
+        before: list[dict[str, Any]] = earlier.messages
+        sent = len(before)
+        if 0 < sent <= len(messages) and equal_prefix(messages[sent - 1 : sent], before[-1:]):
+            return before
+    return latest[-1].messages if latest else []
+
+
+def _copied(values: list[Any], known: list[Any]) -> Kept:
+    """Plain copies of ``values``; of those that are as in ``known``, at the same place, the copies that are there."""
+    same = equal_prefix(values, known)
+    copies = known[:same]
+    for place in range(same, len(values)):
+        if place < len(known) and equal_prefix(values[place : place + 1], known[place : place + 1]):
+            copies.append(known[place])
+        else:
+            copies.append(plain(snapshot(values[place])))
+    return Kept(copies)
 
 
 def reply_of(answer: Any) -> Reply:
@@ -138,11 +172,11 @@ class Fold:
         """What has come so far."""
         if self._whole is not None:
             return _responses_reply(fields(self._whole))
-        message = {**self._message, **{key: "".join(parts) for key, parts in self._texts.items()}}
+        message = {**self._message, **{key: "".join(parts) for key, parts in tuple(self._texts.items())}}
         if self._calls:
             message["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": "".join(call["function"]["arguments"])}}
-                for call in self._calls.values()
+                for call in tuple(self._calls.values())
             ]
         return Reply(_one_name_for_reasoning(message), self.finish, self.usage, self._logprobs or None)
 

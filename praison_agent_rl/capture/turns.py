@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from praison_agent_rl.capture.recordings import CURRENT, GROUP_STYLES, Turn, describe, is_recording, open_turn
+from praison_agent_rl.capture.routes import Pin, current_pin, is_routed, pin_turn, pinned
 
 _LOG = logging.getLogger(__name__)
 _Method = Callable[..., Any]
@@ -15,7 +16,7 @@ _Method = Callable[..., Any]
 SAME_TURN = "same turn"
 """Style of a method that goes on with the turn that it is called in."""
 
-_PROMPT_NAMES = ("prompt", "content", "input")
+_PROMPT_NAMES = ("prompt", "content", "input", "request")
 _END = object()
 
 
@@ -48,14 +49,17 @@ class _Within:
 
 
 class _Taking:
-    """A block in which ``owner`` takes a turn, if it is one to record."""
+    """A block in which ``owner`` takes a turn, recorded if it is one to record, and on one model."""
 
     def __init__(self, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], style: str) -> None:
-        self._turn = _turn_of(owner, args, kwargs, style)
+        pin = pin_turn(owner)
+        self._pinned = pinned(pin)
+        self._turn = _turn_of(owner, args, kwargs, style, pin)
         self._within = _Within(CURRENT, self._turn) if self._turn is not None else None
         self._answer: Any = None
 
     def __enter__(self) -> "_Taking":
+        self._pinned.__enter__()
         if self._within is not None:
             self._within.__enter__()
         return self
@@ -71,6 +75,7 @@ class _Taking:
         if self._turn is not None and self._within is not None:
             self._turn.close(self._answer, None if error is None else describe(error))
             self._within.__exit__()
+        self._pinned.__exit__(None, None, None)
 
 
 def tap_turn(original: _Method, style: str) -> _Method:
@@ -78,14 +83,14 @@ def tap_turn(original: _Method, style: str) -> _Method:
 
     @functools.wraps(original)
     def tapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_recording():
+        if not is_recording() and not is_routed(self):
             return original(self, *args, **kwargs)
         with _Taking(self, args, kwargs, style) as taking:
             return taking.keep(original(self, *args, **kwargs))
 
     @functools.wraps(original)
     async def tapped_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_recording():
+        if not is_recording() and not is_routed(self):
             return await original(self, *args, **kwargs)
         with _Taking(self, args, kwargs, style) as taking:
             return taking.keep(await original(self, *args, **kwargs))
@@ -98,14 +103,33 @@ def tap_streamed_turn(original: _Method, style: str) -> _Method:
 
     @functools.wraps(original)
     def tapped(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        turn = _turn_of(self, args, kwargs, style) if is_recording() else None
+        pin = pin_turn(self) if is_routed(self) else None
+        turn = _turn_of(self, args, kwargs, style, pin) if is_recording() else None
         chunks = original(self, *args, **kwargs)
+        if pin is not None and pin is not current_pin():
+            chunks = _kept_there(chunks, pin)
         if turn is None:
             yield from chunks
         else:
             yield from _recorded(chunks, turn)
 
     return tapped
+
+
+def _kept_there(chunks: Iterator[Any], pin: Pin) -> Iterator[Any]:
+    try:
+        while True:
+            with pinned(pin, whole=False):
+                chunk = next(chunks, _END)
+            if chunk is _END:
+                return
+            yield chunk
+    except GeneratorExit:
+        with pinned(pin, whole=False):
+            chunks.close()  # type: ignore[attr-defined]
+        raise
+    finally:
+        pin.close()
 
 
 def _recorded(chunks: Iterator[Any], turn: Turn) -> Iterator[Any]:
@@ -145,17 +169,19 @@ def tap_entry(original: _Method, style: str) -> _Method:
     return tapped_async if inspect.iscoroutinefunction(original) else tapped
 
 
-def _turn_of(owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], style: str) -> Turn | None:
+def _turn_of(
+    owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], style: str, pin: Pin | None = None
+) -> Turn | None:
     """The turn that begins with a call of a method of ``owner``, or None if it goes on with the current one."""
     current, entry = CURRENT.get(), _ENTRY.get()
-    if entry is not None and entry.owner is owner and entry.outer is current:
+    if style not in GROUP_STYLES and entry is not None and entry.owner is owner and entry.outer is current:
         style = entry.style
     # a team starts itself once more within its own turn, to share a sandbox
     again = style in GROUP_STYLES and current is not None and current.owner() is owner
     if style == SAME_TURN or again:
         return None
     prompt = args[0] if args else next((kwargs[name] for name in _PROMPT_NAMES if name in kwargs), None)
-    return open_turn(owner, prompt, style)
+    return open_turn(owner, prompt, style, pin.route if pin is not None else None)
 
 
 def tap_middleware(original: _Method, _: str) -> _Method:
@@ -163,8 +189,8 @@ def tap_middleware(original: _Method, _: str) -> _Method:
 
     @functools.wraps(original)
     def tapped(self: Any) -> Any:
-        manager, turn = original(self), CURRENT.get()
-        return manager if manager is None or turn is None else _Middleware(manager, turn)
+        manager, turn, pin = original(self), CURRENT.get(), current_pin()
+        return manager if manager is None or (turn is None and pin is None) else _Middleware(manager, turn, pin)
 
     return tapped
 
@@ -172,14 +198,15 @@ def tap_middleware(original: _Method, _: str) -> _Method:
 class _Middleware:
     """A middleware manager that takes its turn along."""
 
-    def __init__(self, manager: Any, turn: Turn) -> None:
+    def __init__(self, manager: Any, turn: Turn | None, pin: Pin | None) -> None:
         self._manager = manager
         self._turn = turn
+        self._pin = pin
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._manager, name)
 
     def execute_model_call(self, *args: Any, **kwargs: Any) -> Any:
         """As the manager does it, within the turn."""
-        with _Within(CURRENT, self._turn):
+        with _Within(CURRENT, self._turn), pinned(self._pin, whole=False):
             return self._manager.execute_model_call(*args, **kwargs)

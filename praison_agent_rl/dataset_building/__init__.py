@@ -5,12 +5,15 @@ A dataset is a folder: ``rows.jsonl`` (or ``rows.parquet``), whose column ``spli
 and what ``datasets.load_dataset(folder)`` must know.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from praison_agent_rl.dataset_building.brief_runs import BriefRun, brief, recorded
 from praison_agent_rl.dataset_building.conversations import Conversations
 from praison_agent_rl.dataset_building.files import DatasetFolder, Draft, drafting
 from praison_agent_rl.dataset_building.near_duplicates import NearDuplicates, Signature
@@ -19,12 +22,13 @@ from praison_agent_rl.dataset_building.rows import BuildOptions, Sieve, remember
 from praison_agent_rl.errors import DataError, MissingExtra
 from praison_agent_rl.records import Run
 from praison_agent_rl.runs import now, write_record, write_text
-from praison_agent_rl.transcripts import DEFAULT_STORE, Losses, read_runs
+from praison_agent_rl.transcripts import DEFAULT_STORE, Losses, iter_run_dicts
 from praison_agent_rl.transcripts.files import store_files
 
 __all__ = ["BuildOptions", "BuiltDataset", "Manifest", "build_dataset"]
 
 DATASETS = Path(".praisonai/rl/datasets")
+_LONGEST_NAME = 240  # bytes, of the 255 that file systems allow
 
 
 @dataclass(frozen=True)
@@ -47,16 +51,17 @@ def build_dataset(
 ) -> BuiltDataset:
     """Make a dataset of prompts from the runs in ``store``, or from ``runs``.
 
-    ``out`` is the folder to write, ``.praisonai/rl/datasets/<agent>`` by default. Where it holds a dataset already,
-    every prompt keeps its side, and what belongs to it follows. That dataset stays whole until the new one is.
+    ``out`` is the folder to write, by default ``.praisonai/rl/datasets/<agent>``, with something added to the name
+    where that folder is another agent's (``a b`` and ``a/b`` are both ``a_b``). Where it holds a dataset already, every
+    prompt keeps its side, and what belongs to it follows. That dataset stays whole until the new one is.
 
     Raises:
-        DataError: nothing is recorded, no row remains, a function that an option names is missing or fails, or another
-            build is writing to ``out``.
+        DataError: nothing is recorded, no row remains, a function that an option names is missing or fails, another
+            build is writing to ``out``, or nobody can.
     """
     options = options or BuildOptions()
-    source = _Source(runs) if runs is not None else _recorded(store, options)
-    folder = DatasetFolder(Path(out) if out is not None else DATASETS / _folder_name(options.agent))
+    source = _Source(map(brief, runs)) if runs is not None else _recorded(store)
+    folder = DatasetFolder(Path(out) if out is not None else _own_folder(options.agent))
     with drafting(folder) as draft:
         conversations, near = Conversations(), _near_duplicates(options)
         _remember(folder, conversations, near=near)
@@ -74,14 +79,14 @@ def build_dataset(
 class _Source:
     """Runs, and what is known of where they lie."""
 
-    runs: Iterable[Run]
+    runs: Iterable[BriefRun]
     store: Path | None = None
     files: tuple[Source, ...] = ()
     losses: Losses = field(default_factory=Losses)
     """Filled while the runs are read."""
 
 
-def _recorded(store: str | Path | None, options: BuildOptions) -> _Source:
+def _recorded(store: str | Path | None) -> _Source:
     """The runs in a store; raises DataError if nothing is there."""
     folder, losses = Path(store) if store is not None else DEFAULT_STORE, Losses()
     files = tuple(Source(name=path.name, bytes=path.stat().st_size) for path in store_files(folder))
@@ -89,8 +94,7 @@ def _recorded(store: str | Path | None, options: BuildOptions) -> _Source:
         raise DataError(
             f"nothing is recorded in {str(folder)!r}; record an agent with agent.record(), or name its store"
         )
-    runs = read_runs(folder, agent=options.agent, since=options.since, until=options.until, losses=losses)
-    return _Source(runs, folder, files, losses)
+    return _Source(map(recorded, iter_run_dicts(folder, losses=losses)), folder, files, losses)
 
 
 def _near_duplicates(options: BuildOptions) -> NearDuplicates | None:
@@ -140,6 +144,21 @@ def _published(draft: Draft, manifest: Manifest) -> BuiltDataset:
     return built
 
 
-def _folder_name(agent: str | None) -> str:
-    """The name of an agent, or a pattern, as one that a folder may have."""
-    return re.sub(r"[^\w.-]+", "_", agent or "").strip("._") or "all"
+def _own_folder(agent: str | None) -> Path:
+    """The folder of an agent, or a pattern: the one that it has already, or one that nobody else has."""
+    name = re.sub(r"[^\w.-]+", "_", agent or "").strip("._").encode()[:_LONGEST_NAME].decode(errors="ignore") or "all"
+    plain = DATASETS / name
+    apart = DATASETS / f"{name}-{hashlib.sha256((agent or '').encode('utf-8', 'replace')).hexdigest()[:8]}"
+    mine = {"agent": agent}
+    if _owner(apart) == mine:
+        return apart
+    return plain if _owner(plain) in (None, mine) else apart
+
+
+def _owner(folder: Path) -> dict[str, str | None] | None:
+    """Whose dataset is in a folder; None where there is none, or one whose manifest cannot be read."""
+    try:
+        options = json.loads(DatasetFolder(folder).manifest_file.read_text(encoding="utf-8"))["options"]
+        return {"agent": options["agent"]}
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

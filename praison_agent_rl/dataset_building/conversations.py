@@ -1,12 +1,13 @@
 """Which prompts belong together and on which side of the split; it keeps digests, no text, and touches no file."""
 
+import functools
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from praison_agent_rl.dataset_building.row_texts import PRIME, MessageText, digest_of, message_text
-from praison_agent_rl.records import Run
+from praison_agent_rl.dataset_building.brief_runs import BriefRun
+from praison_agent_rl.dataset_building.row_texts import PRIME, MessageText, digest_of, digest_of_text
 
 SIDES = ("train", "held_out")
 
@@ -23,18 +24,18 @@ class Place(NamedTuple):
     """Equal prompts have equal keys; case and white space do not count."""
     continues: tuple[int, ...]
     """The state of the conversation after each answer in its history."""
-    ends: int | None
-    """The state after the run, which a prompt that continues it has passed; None if it gave no answer."""
+    ends: tuple[int, ...]
+    """The states in which the run may have left the conversation; a prompt that continues it has passed one of them."""
 
 
-def place_of(run: Run, prompt: Sequence[MessageText]) -> Place:
+def place_of(run: BriefRun, prompt: Sequence[MessageText]) -> Place:
     """Digests of a run's prompt, and of the conversation before and after the run.
 
     What makes up a conversation is what was said: tool turns do not count, since some histories keep them and others
     do not, and system prompts do not, since they change on the way (dates, memories); the agent's name stands for them.
     """
     key, passed = 0, []
-    state = before = digest_of("agent", run.agent or "")
+    state = before = _digest_of_agent(run.agent or "")
     for message in prompt:
         key = (key * _STEP + message.digest) % PRIME
         # the framework sends some user turns twice and keeps them once
@@ -42,12 +43,13 @@ def place_of(run: Run, prompt: Sequence[MessageText]) -> Place:
             state, before = (state * _STEP + message.digest) % PRIME, message.digest
             if message.role == "assistant":
                 passed.append(state)
-    reply = run.calls[-1].reply
-    answer = reply.get("content") if reply else None
-    if not isinstance(answer, str):
-        return Place(key, tuple(passed), None)
-    said = message_text({"role": "assistant", "content": answer})
-    return Place(key, tuple(passed), (state * _STEP + said.digest) % PRIME)
+    ends = {(state * _STEP + digest_of_text("assistant", answer)) % PRIME: None for answer in run.answers}
+    return Place(key, tuple(passed), tuple(ends))
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_of_agent(name: str) -> int:
+    return digest_of("agent", name)
 
 
 class Conversations:
@@ -83,25 +85,25 @@ class Conversations:
         """The number of the side that an earlier build gave to this prompt."""
         return self._given.get(key)
 
-    def admit(self, run: Run, place: Place) -> tuple[int, bool]:
+    def admit(self, run: BriefRun, place: Place) -> tuple[int, bool]:
         """The group of a run, joined with what it belongs to; and whether it opens its conversation."""
         ties = self._ties(run)
         found = [self._found[tie] for tie in ties if tie in self._found]
         # Only where nothing else tells: two sessions that begin with the same words are two conversations
         states = place.continues if not found else ()
         found += [self._found[state] for state in states if state in self._found]
-        ends = [place.ends] if place.ends is not None else []
-        group = self._joined(found + [self._found[end + PRIME] for end in ends if end + PRIME in self._found])
-        self._register([*ties, *ends], group)
+        ahead = [self._found[end + PRIME] for end in place.ends if end + PRIME in self._found]
+        group = self._joined(found + ahead)
+        self._register([*ties, *place.ends], group)
         # what it continues may be read later
         self._register([state + PRIME for state in states if state not in self._found], group)
         opens, self._begun[group] = not self._begun[group], True
         return group, opens
 
-    def links_of(self, run: Run, place: Place) -> list[int]:
+    def links_of(self, run: BriefRun, place: Place) -> list[int]:
         """What a later build needs to find the conversation of a run again."""
         session = [digest_of("session", run.session)] if run.session else []
-        return [*session, *([place.ends] if place.ends is not None else [])]
+        return [*session, *place.ends]
 
     def follow(self, group: int, number: int) -> bool:
         """Join a group with the remembered prompt of this number; False where their sides differ."""
@@ -141,7 +143,7 @@ class Conversations:
             older[group] = group = older[older[group]]
         return group
 
-    def _ties(self, run: Run) -> list[int]:
+    def _ties(self, run: BriefRun) -> list[int]:
         # runs are known within this process only, where Python's own hash will do
         named = [hash(("run", name)) for name in (run.id, run.parent) if name]
         return [*named, digest_of("session", run.session)] if run.session else named
@@ -173,7 +175,7 @@ class Conversations:
         """The new groups that are held out, drawn by the seed and their keys; the order of the runs does not matter.
 
         A group larger than what is still wanted stays in training. Only where nothing would be held out at all is the
-        smallest taken, if another remains.
+        smallest taken, if another remains. At least one prompt is left to train on.
         """
         sizes, lowest = self._sizes(), array("Q", bytes(len(self._older) * 8))
         for key, group in zip(self._keys, self._kept, strict=True):
@@ -184,7 +186,7 @@ class Conversations:
         new = [root for root, first in enumerate(self._first_given) if sizes[root] and first == _NEVER]
         new.sort(key=lambda root: digest_of(str(seed), str(lowest[root])))
         # rounded first: 0.1 * 30 is a little more than 3 in binary, and ceil would make 4 of it
-        wanted = math.ceil(round(share * len(self._keys), 9)) - held_out
+        wanted = min(math.ceil(round(share * len(self._keys), 9)), len(self._keys) - 1) - held_out
         drawn = set()
         for root in new:
             if sizes[root] <= wanted:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +19,11 @@ from praison_agent_rl.dataset_building.conversations import SIDES
 from praison_agent_rl.dataset_building.row_texts import RowText
 from praison_agent_rl.dataset_building.rows import KeptRow
 from praison_agent_rl.errors import DataError
+from praison_agent_rl.locks import locked
 
 SPLIT_FORMAT = 1
 TEMPORARY = ".building-"
+LOCK = ".lock"
 
 
 class GivenSide(NamedTuple):
@@ -70,31 +72,35 @@ def drafting(folder: DatasetFolder) -> Iterator["Draft"]:
     """A draft of the dataset in ``folder``, removed unless it was published.
 
     Raises:
-        DataError: another build is writing there.
+        DataError: another build is writing there, or the folder cannot be made or written to.
     """
-    folder.root.mkdir(parents=True, exist_ok=True)
-    with (folder.root / ".lock").open("w") as lock:
-        _hold(lock.fileno(), folder)
-        try:
-            yield Draft(folder)
-        finally:
-            # of builds that were killed, too: nobody else writes while the lock is held
-            for left in folder.root.glob(f"{TEMPORARY}*"):
-                left.unlink(missing_ok=True)
 
+    def refused(holder: str) -> DataError:
+        return DataError(
+            f"another build is writing to {str(folder.root)!r} ({holder}); wait for its end, or give another out"
+        )
 
-def _hold(lock: int, folder: DatasetFolder) -> None:
-    """Let go by the system when the process ends, however it ends."""
+    made = [path for path in (folder.root, *folder.root.parents) if not os.path.exists(path)]
     try:
-        import fcntl
-    except ImportError:  # Windows: two builds at once are not prevented there
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with locked(folder.root / LOCK, refused=refused):
+            try:
+                yield Draft(folder)
+            finally:
+                # of builds that were killed, too: nobody else writes while the lock is held
+                for left in folder.root.glob(f"{TEMPORARY}*"):
+                    left.unlink(missing_ok=True)
+                _remove_empty(made)
     except OSError as error:
-        raise DataError(
-            f"another build is writing to {str(folder.root)!r}; wait for its end, or give another out"
-        ) from error
+        raise DataError(f"the dataset in {str(folder.root)!r} cannot be built: {error}; give another out") from error
+
+
+def _remove_empty(made: list[Path]) -> None:
+    """Remove the folders that this build has made, the innermost first, if all that it put there is its lock."""
+    with suppress(OSError):  # on Windows a lock that is held cannot be removed
+        if made and [path.name for path in made[0].iterdir()] == [LOCK]:
+            (made[0] / LOCK).unlink()
+            for path in made:
+                path.rmdir()
 
 
 class Draft:

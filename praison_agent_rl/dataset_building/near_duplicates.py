@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,10 @@ _UNSPACED = r"\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff"  # Thai, kana, Han: no bl
 _WORDS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+|[^\w\s]")
 
 # How likely a pair just at the threshold must be to share a band; a pair above it is found more surely still
-_FOUND = 0.95
+_FOUND = 0.98
+# Standard errors below the threshold down to which an estimate counts: 98 of 100 pairs at the threshold are found then,
+# where half of them would come out below it (Broder 1997: the share of equal minima is binomial)
+_MARGIN = 2.0
 # Prompts of one template fill a band by thousands; comparing with more than these would take the time of all
 _MOST_COMPARED = 1000
 
@@ -52,8 +56,10 @@ class NearDuplicates:
     """Signatures of prompts, in bands, so that one like a new prompt is found without comparing with all.
 
     Two prompts are near-duplicates where both the last user turn (with what follows it) and the history before it have
-    an estimated Jaccard similarity of at least ``threshold``. System prompts do not count: agents send the same one
-    with every prompt, and it is mostly longer than what the user says.
+    a Jaccard similarity of at least ``threshold``, as far as an estimate can tell: it is let off two standard errors
+    (0.05 at 0.9, and 0.07 where there is a history), so that pairs at the threshold are found, and some below it too.
+    System prompts do not count: agents send the same one with every prompt, and it is mostly longer than what the user
+    says.
 
     Raises:
         MissingExtra: datasketch is not installed.
@@ -98,10 +104,11 @@ class NearDuplicates:
         known = self._numpy.frombuffer(b"".join(self._values[at] for at in candidates), "uint8")
         same = known.reshape(-1, PERMUTATIONS) == self._numpy.frombuffer(signature.values, "uint8")
         parts = [same[:, 0::2], same[:, 1::2]] if signature.form % 2 else [same]
+        least = _least_estimate(self._threshold, PERMUTATIONS // len(parts))
         # two bytes are equal by chance in one of 256 cases (b-bit minwise hashing, Li & Koenig 2010, equation 4)
         shares = self._numpy.min([(part.mean(axis=1) - 1 / 256) / (1 - 1 / 256) for part in parts], axis=0)
         order = (-shares).argsort(kind="stable").tolist()
-        return [self._labels[candidates[at]] for at in order if shares[at] >= self._threshold]
+        return [self._labels[candidates[at]] for at in order if shares[at] >= least]
 
     def add(self, signature: Signature, label: int) -> None:
         """Keep a prompt under a label."""
@@ -121,6 +128,16 @@ class NearDuplicates:
         values = self._numpy.frombuffer(signature.values, "uint8")[: count * self._rows]
         mixed = (values.reshape(count, self._rows).astype("uint64") + 1) @ self._mix
         return [hash((band, value, signature.form)) for band, value in enumerate(mixed.tolist())]
+
+
+def _least_estimate(threshold: float, permutations: int) -> float:
+    """The estimate from so many permutations from which a pair counts.
+
+    >>> round(_least_estimate(0.9, 128), 3), _least_estimate(1.0, 128)
+    (0.847, 1.0)
+    """
+    margin = _MARGIN * math.sqrt(threshold * (1 - threshold) / permutations)
+    return max(threshold - margin, threshold / 2)
 
 
 def _rows_of_a_band(threshold: float) -> int:

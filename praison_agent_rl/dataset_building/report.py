@@ -37,7 +37,7 @@ class Manifest(Record):
     left_out: dict[str, int]
     """Runs that did not become rows, by reason."""
     malformed_example: str | None
-    """The first malformed prompt: which run, and what is wrong with it."""
+    """The first malformed prompt or column: which run, and what is wrong with it."""
     columns: dict[str, str]
     """Names and kinds: ``messages``, ``texts``, ``json``, or a type of ``datasets``."""
     near_duplicates: bool
@@ -118,9 +118,12 @@ def _notes(manifest: Manifest) -> list[str]:
             'pip install "praison-agent-rl[dedupe]"'
         )
     if manifest.malformed_example:
-        notes.append(f"the first malformed prompt is that of {manifest.malformed_example}")
+        notes.append(f"the first of those that cannot be trained on is {manifest.malformed_example}")
     if options.held_out and total and not manifest.held_out:
-        notes.append("nothing is held out, since all prompts belong to one conversation and must stay together")
+        alone = (
+            "there is but one prompt" if total == 1 else "all prompts belong to one conversation and must stay together"
+        )
+        notes.append(f"nothing is held out, since {alone}")
     elif total and manifest.largest_group > total / 2:
         notes.append(
             f"{manifest.largest_group:,} of the {total:,} prompts belong together (one session, or each continues "

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, NamedTuple
 
@@ -63,19 +63,27 @@ def message_text(message: Mapping[str, Any]) -> MessageText:
     """A message as text; raises TypeError or ValueError if JSON has no form for it."""
     role, content = message.get("role"), message.get("content")
     if len(message) == 2 and isinstance(role, str) and isinstance(content, str):
-        encode = _plain if len(content) <= _LONGEST_REMEMBERED else _plain.__wrapped__
-        return encode(role, content, role_first=next(iter(message)) == "role")
+        # what a user says is mostly new
+        remembered = role != "user" and len(content) <= _LONGEST_REMEMBERED
+        return (_plain_again if remembered else _plain)(role, content, next(iter(message)) == "role")
     canonical = _canonical(message)
     return MessageText(str(role), digest_of("", canonical.casefold()), False, False, _sent(message), canonical)
 
 
-@functools.lru_cache(maxsize=512)
-def _plain(role: str, content: str, *, role_first: bool) -> MessageText:
+def _plain(role: str, content: str, role_first: bool) -> MessageText:
     named, said = quoted(role), quoted(content)
     sent = f'{{"role": {named}, "content": {said}}}' if role_first else f'{{"content": {said}, "role": {named}}}'
-    digest = digest_of(role, " ".join(content.split()).casefold())
     sound = role in _ROLES and (content.isascii() or not _HALF.search(content))
-    return MessageText(role, digest, role in _SPEAKERS, sound, sent, f'{{"content":{said},"role":{named}}}')
+    canonical = f'{{"content":{said},"role":{named}}}'
+    return MessageText(role, digest_of_text(role, content), role in _SPEAKERS, sound, sent, canonical)
+
+
+_plain_again = functools.lru_cache(maxsize=512)(_plain)
+
+
+def digest_of_text(role: str, content: str) -> int:
+    """The digest of a message that is a text and has nothing else."""
+    return digest_of(role, " ".join(content.split()).casefold())
 
 
 def digest_of(kind: str, text: str) -> int:
@@ -92,19 +100,20 @@ class RowWriter:
         self._tools: list[Any] = []
         self._tool_texts = ("[]", "[]")
 
-    def texts(self, messages: Iterable[Mapping[str, Any]]) -> list[MessageText]:
+    def texts(self, messages: Sequence[Mapping[str, Any]]) -> list[MessageText]:
         """Messages as text; raises TypeError or ValueError if JSON has no form for one."""
         if len(self._messages) > _MOST_REMEMBERED:
             self._messages.clear()
         known = self._messages
         texts = []
-        for message in messages:
+        for message in messages[:-1]:
             # the calls of a store share their messages; what is kept here cannot lose its id to another
             met = known.get(id(message))
             if met is None:
                 met = known[id(message)] = (message, message_text(message))
             texts.append(met[1])
-        return texts
+        # the last one is mostly new; it is remembered when it comes again, as history
+        return [*texts, *map(message_text, messages[-1:])]
 
     def row(self, prompt: Sequence[MessageText], *, tools: list[Any], others: Mapping[str, Any]) -> RowText:
         """A row of ``prompt``, ``tools`` if there are any, and the other columns.
@@ -112,23 +121,28 @@ class RowWriter:
         Raises:
             TypeError, ValueError: JSON has no form for a value.
         """
-        sent = {"prompt": f"[{', '.join([message.sent for message in prompt])}]"}
-        canonical = {"prompt": f"[{','.join([message.canonical for message in prompt])}]"}
+        sent = [f"[{', '.join([message.sent for message in prompt])}]"]
+        canonical = [f"[{','.join([message.canonical for message in prompt])}]"]
         if tools:
             if tools != self._tools:
                 self._tools, self._tool_texts = tools, (_sent(tools), _canonical(tools))
-            sent["tools"], canonical["tools"] = self._tool_texts
-        for name, value in others.items():
-            sent[name] = _sent(value)
+            sent.append(self._tool_texts[0])
+            canonical.append(self._tool_texts[1])
+        for value in others.values():
+            text = quoted(value) if isinstance(value, str) else _sent(value)
+            sent.append(text)
             # read again, since JSON makes texts of keys that are numbers
-            canonical[name] = sent[name] if isinstance(value, str) else _canonical(json.loads(sent[name]))
-        line = ", ".join([f"{_named(name)} {text}" for name, text in sent.items()])
-        names = sorted(canonical)
-        before = "".join([f"{_named(name)}{canonical[name]}," for name in names if name < "split"])
-        after = "".join([f",{_named(name)}{canonical[name]}" for name in names if name > "split"])
-        return RowText(f"{{{line}}}".encode(), f"{{{before}".encode(), f"{after}}}".encode())
+            canonical.append(text if isinstance(value, str) else _canonical(json.loads(text)))
+        line, before, after = _blanks(("prompt", "tools", *others) if tools else ("prompt", *others))
+        texts = (line.format(*sent), before.format(*canonical), after.format(*canonical))
+        return RowText(*map(str.encode, texts))
 
 
-@functools.lru_cache(maxsize=256)
-def _named(name: str) -> str:
-    return f"{quoted(name)}:"
+@functools.lru_cache(maxsize=64)
+def _blanks(names: tuple[str, ...]) -> tuple[str, str, str]:
+    """A ``RowText`` with these columns, into which ``str.format`` fills their values, given in the same order."""
+    columns = [(name, quoted(name).replace("{", "{{").replace("}", "}}"), place) for place, name in enumerate(names)]
+    line = ", ".join(f"{title}: {{{place}}}" for _, title, place in columns)
+    before = "".join(f"{title}:{{{place}}}," for name, title, place in sorted(columns) if name < "split")
+    after = "".join(f",{title}:{{{place}}}" for name, title, place in sorted(columns) if name > "split")
+    return "{{" + line + "}}", "{{" + before, after + "}}"

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from praison_agent_rl.data_checks import RESERVED_COLUMNS, check_rows
 from praison_agent_rl.data_files import Row
+from praison_agent_rl.dataset_building.brief_runs import BriefRun
 from praison_agent_rl.dataset_building.conversations import Conversations, Place, place_of
 from praison_agent_rl.dataset_building.near_duplicates import NearDuplicates, Signature
 from praison_agent_rl.dataset_building.row_texts import MessageText, RowText, RowWriter
@@ -29,6 +30,7 @@ REASONS = {
     "filtered": "refused by the filter",
     "empty": "ask nothing: no message, or a last user message that is blank",
     "malformed": "have a prompt that cannot be trained on",
+    "column": "have a column that cannot be trained on",
     "too long": "have a prompt with too many characters",
     "duplicate": "have the prompt of an earlier run, case and white space aside",
     "near-duplicate": "say nearly the same as the prompt of an earlier run",
@@ -60,7 +62,8 @@ class BuildOptions(Record):
     max_prompt_chars: int | None = Field(default=None, ge=1)
     """Longest prompt, tool schemas included. Training itself leaves out what has too many tokens."""
     near_duplicates: float | None = Field(default=0.9, gt=0, le=1)
-    """Estimated Jaccard similarity from which a prompt is left out; None: only equal prompts are."""
+    """Jaccard similarity from which a prompt is left out, by an estimate that leaves out some a little less similar
+    too; None: only equal prompts are."""
     held_out: float = Field(default=0.2, ge=0, lt=1)
     """Share of the rows that are held out."""
     seed: int = 0
@@ -91,7 +94,7 @@ class KeptRow(NamedTuple):
 class _Candidate(NamedTuple):
     """A run that may become a row."""
 
-    run: Run
+    run: BriefRun
     prompt: list[MessageText]
     place: Place
     group: int
@@ -102,7 +105,7 @@ def remembered_label(number: int) -> int:
     return -1 - number
 
 
-def selected(runs: Iterable[Run], options: BuildOptions) -> Iterator[Run]:
+def selected(runs: Iterable[BriefRun], options: BuildOptions) -> Iterator[BriefRun]:
     """The runs that the options speak of."""
     for run in runs:
         if options.agent is not None and not fnmatchcase(run.agent or "", options.agent):
@@ -126,7 +129,7 @@ class Sieve:
         self.runs = self.calls = 0
         self.left_out: Counter[str] = Counter()
         self.example: str | None = None
-        """The first malformed prompt: which run, and what is wrong with it."""
+        """The first malformed prompt or column: which run, and what is wrong with it."""
         self.kinds: dict[str, set[str]] = {}
         """Python's names for the types that were met in each column, those aside that all rows have."""
         self.lent: dict[int, Row] = {}
@@ -141,23 +144,23 @@ class Sieve:
         self._filter = _function("filter", options.filter) if options.filter else None
         self._makers = {spec: _function("columns", spec) for spec in options.columns if ":" in spec}
 
-    def rows(self, runs: Iterable[Run]) -> Iterator[KeptRow]:
+    def rows(self, runs: Iterable[BriefRun]) -> Iterator[KeptRow]:
         """The rows, in the order of the runs."""
         for run in runs:
             self.runs += 1
-            self.calls += len(run.calls)
+            self.calls += run.calls
             kept = self._sifted(run)
             if isinstance(kept, str):
                 self.left_out[kept] += 1
             else:
                 yield kept
 
-    def _sifted(self, run: Run) -> KeptRow | str:
+    def _sifted(self, run: BriefRun) -> KeptRow | str:
         """The row of a run, or the reason why it makes none."""
         if not run.calls:
             return "no call"
         try:
-            prompt = self._writer.texts(run.calls[0].messages)
+            prompt = self._writer.texts(run.messages)
         except (TypeError, ValueError, RecursionError) as error:
             return self._malformed(run, f"the prompt has no form in JSON: {error}")
         place = place_of(run, prompt)
@@ -172,7 +175,7 @@ class Sieve:
             return "duplicate"
         return self._made(_Candidate(run, prompt, place, group))
 
-    def _unwanted(self, run: Run, opens: bool) -> str | None:
+    def _unwanted(self, run: BriefRun, opens: bool) -> str | None:
         options = self.options
         if options.turns == "first" and not opens:
             return "later turn"
@@ -182,12 +185,12 @@ class Sieve:
             rating = feedback_columns(run, ("rating",)).get("rating")
             if rating is None or not rating >= options.min_rating:
                 return "rated"
-        if self._filter is not None and not _called(self._filter, run, spec=options.filter):
+        if self._filter is not None and not _called(self._filter, run.whole(), spec=options.filter):
             return "filtered"
-        call, limit = run.calls[0], options.max_prompt_chars
-        if asks_nothing(call.messages):
+        if asks_nothing(run.messages):
             return "empty"
-        return "too long" if limit is not None and prompt_chars(call.messages, call.tools) > limit else None
+        limit = options.max_prompt_chars
+        return "too long" if limit is not None and prompt_chars(run.messages, run.tools) > limit else None
 
     def _made(self, candidate: _Candidate) -> KeptRow | str:
         """The row, if it can be trained on, no near-duplicate came before it, and its side is free."""
@@ -195,17 +198,17 @@ class Sieve:
         columns = self._columns(run)
         try:
             self._check(run, prompt, columns=columns)
-            text = self._writer.row(prompt, tools=run.calls[0].tools, others=columns)
-        except DataError as error:
-            return self._malformed(run, _first_fault(error))
-        except (TypeError, ValueError, RecursionError) as error:
-            return self._malformed(run, f"a column has no form in JSON: {error}")
+            text = self._writer.row(prompt, tools=run.tools, others=columns)
+        except (DataError, TypeError, ValueError, RecursionError) as error:
+            if fault := _fault({"prompt": run.messages, "tools": run.tools}):
+                return self._malformed(run, fault)
+            return self._malformed(run, _fault({"prompt": "-", **columns}) or str(error), "column")
         side, signature = self._side(candidate)
         if side == _NEAR:
             return "near-duplicate"
         if side is not None and not self._conversations.follow(group, side):
             return "between sides"
-        self._note_kinds({"tools": run.calls[0].tools or None, **columns})
+        self._note_kinds({"tools": run.tools or None, **columns})
         number = self._rows[place.key] = len(self._rows)
         self._conversations.keep(place.key, group)
         if self._near and signature:
@@ -217,7 +220,7 @@ class Sieve:
         side = self._conversations.given(candidate.place.key)
         if self._near is None:
             return side, None
-        signature = self._near.sign(candidate.run.calls[0].messages)
+        signature = self._near.sign(candidate.run.messages)
         alike = self._near.find(signature)
         if any(label >= 0 for label in alike):
             return _NEAR, signature
@@ -231,23 +234,22 @@ class Sieve:
         near = f', "near": "{signature.text()}"' if signature else ""
         return f'{{"key": {place.key}, "links": {self._conversations.links_of(run, place)}{near}}}'.encode()
 
-    def _check(self, run: Run, prompt: list[MessageText], *, columns: Row) -> None:
+    def _check(self, run: BriefRun, prompt: list[MessageText], *, columns: Row) -> None:
         """Raise DataError if the row cannot be trained on."""
-        call = run.calls[0]
         # not asked where it would surely find nothing: it takes longer than all else together
         plain = prompt[-1].role == "user" and all([message.sound for message in prompt]) and len(columns) == 2
-        if not plain or call.tools != self._sound_tools:
-            check_rows([{"prompt": call.messages, "tools": call.tools, **columns}], "grpo", f"run {run.id}")
-            self._sound_tools = call.tools
+        if not plain or run.tools != self._sound_tools:
+            check_rows([{"prompt": run.messages, "tools": run.tools, **columns}], "grpo", f"run {run.id}")
+            self._sound_tools = run.tools
 
-    def _malformed(self, run: Run, fault: str) -> str:
+    def _malformed(self, run: BriefRun, fault: str, reason: str = "malformed") -> str:
         self.example = self.example or f"run {run.id}: {fault}"
-        return "malformed"
+        return reason
 
-    def _columns(self, run: Run) -> Row:
+    def _columns(self, run: BriefRun) -> Row:
         columns = feedback_columns(run, self.options.columns)
         for spec, maker in self._makers.items():
-            columns |= _made_columns(maker, run, spec=spec)
+            columns |= _made_columns(maker, run.whole(), spec=spec)
         return {**columns, "run": run.id, "agent": run.agent}
 
     def _note_kinds(self, columns: Row) -> None:
@@ -255,16 +257,18 @@ class Sieve:
             if value is not None and name not in OWN_COLUMNS[:-1]:
                 self.kinds.setdefault(name, set()).add(type(value).__name__)
 
-    def _lend(self, number: int, run: Run) -> None:
+    def _lend(self, number: int, run: BriefRun) -> None:
         """A correction is worth more than the run that it was given to: the row with the same prompt has it too."""
         names = [name for name in self.options.columns if name in ("answer", "rating")]
-        if run.feedback and (columns := feedback_columns(run, names)):
+        if run.feedback and (columns := feedback_columns(run, names)) and not _fault({"prompt": "-", **columns}):
             self._note_kinds(columns)
             self.lent[number] = columns | self.lent.get(number, {})
 
 
-def feedback_columns(run: Run, names: Iterable[str]) -> Row:
+def feedback_columns(run: BriefRun, names: Iterable[str]) -> Row:
     """What was said of a run, under those of the names ``answer``, ``rating`` and ``tags`` that it has."""
+    if not run.feedback and not run.tags:
+        return {}
     columns: Row = {}
     for feedback in sorted(run.feedback, key=lambda feedback: feedback.time):
         if feedback.correction is not None:
@@ -313,6 +317,9 @@ def _made_columns(function: Any, run: Run, *, spec: str) -> Row:
     made = _called(function, run, spec=spec)
     if not isinstance(made, Mapping):
         raise DataError(f"{spec!r} returned {made!r} for run {run.id!r}; it must return a dict of columns, or {{}}")
+    odd = [name for name in made if not isinstance(name, str)]
+    if odd:
+        raise DataError(f"{spec!r} returned the column {odd[0]!r} for run {run.id!r}: a column's name must be a text")
     taken = [name for name in made if name in RESERVED_COLUMNS or name in OWN_COLUMNS]
     if taken:
         why = RESERVED_COLUMNS.get(taken[0], "every row has a column of this name")
@@ -320,7 +327,16 @@ def _made_columns(function: Any, run: Run, *, spec: str) -> Row:
     return dict(made)
 
 
-def _first_fault(error: DataError) -> str:
-    """What ``check_rows`` says of the only row that it was given."""
-    said = next((line for line in str(error).splitlines() if line.startswith("  row 1: ")), str(error))
-    return said.removeprefix("  row 1: ")
+def _fault(row: Row) -> str | None:
+    """Why a row cannot be written down and trained on, with the name of its column."""
+    try:
+        check_rows([row], "grpo")
+    except DataError as error:
+        said = next((line for line in str(error).splitlines() if line.startswith("  row 1: ")), str(error))
+        return said.removeprefix("  row 1: ")
+    for name, value in row.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            return f"{name!r} is {value!r:.80}, for which JSON has no form: {error}"
+    return None

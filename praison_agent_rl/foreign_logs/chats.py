@@ -3,10 +3,11 @@
 Each parser takes one record of a file and gives what it found there, or raises `Unusable` with the reason.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -48,8 +49,11 @@ class ForeignRun:
 
     calls: list[ForeignCall]
     session: str | None = None
+    """As the log names it."""
     agent: str | None = None
     error: str | None = None
+    conversation: str | None = None
+    """What the turns of a conversation have in common where the log names no session."""
 
 
 def from_openai(record: Any) -> list[ForeignRun]:
@@ -59,10 +63,13 @@ def from_openai(record: Any) -> list[ForeignRun]:
     request = _first(record, "request", "body", "kwargs", kind=dict) or record
     request = _first(request, "body", kind=dict) or request
     response = _first(record, "response", "completion", "output", kind=dict)
-    if response is not None:
-        return [ForeignRun([_answered(request, _first(response, "body", kind=dict) or response)])]
-    session = record.get("conversation_id") or record.get("session_id") or new_id()
-    return turns_of(messages_of(request.get("messages")), tools=tools_of(record), session=str(session))
+    answer = (_first(response, "body", kind=dict) or response) if response is not None else {}
+    error = _error_in(record.get("error")) or _error_in(answer.get("error"))
+    if response is not None or (error and (request is not record or "response" in record)):
+        return [ForeignRun([_answered(request, answer, error)], error=error)]
+    session = record.get("conversation_id") or record.get("session_id")
+    *earlier, last = turns_of(messages_of(request.get("messages")), tools=tools_of(record), session=session)
+    return [*earlier, replace(last, error=error)]
 
 
 def from_sharegpt(record: Any) -> list[ForeignRun]:
@@ -72,7 +79,7 @@ def from_sharegpt(record: Any) -> list[ForeignRun]:
         raise Unusable("has no conversation")
     system = [{"role": "system", "content": record["system"]}] if record.get("system") else []
     messages = [*system, *(_from_value(turn) for turn in said)]
-    return turns_of(messages_of(messages), tools=tools_of(record), session=str(record.get("id") or new_id()))
+    return turns_of(messages_of(messages), tools=tools_of(record), session=record.get("id"))
 
 
 def from_session(record: Any) -> list[ForeignRun]:
@@ -84,7 +91,7 @@ def from_session(record: Any) -> list[ForeignRun]:
     for part in (record.get("archived_messages") or [], said):  # an archive is what a summary stands for in the other
         times = [message.get("timestamp") for message in part if isinstance(message, dict)]
         messages = messages_of([_chat_message(message) for message in part]) if part else []
-        session, agent = str(record.get("session_id") or new_id()), record.get("agent_name")
+        session, agent = record.get("session_id"), record.get("agent_name")
         runs += turns_of(messages, session=session, agent=agent, times=times) if messages else []
     if not runs:
         raise Unusable("has no message of a user")
@@ -94,7 +101,7 @@ def from_session(record: Any) -> list[ForeignRun]:
 def turns_of(
     messages: list[Message],
     *,
-    session: str | None,
+    session: Any,
     agent: str | None = None,
     tools: Sequence[dict[str, Any]] = (),
     times: Sequence[Any] = (),
@@ -105,6 +112,7 @@ def turns_of(
         Unusable: nobody asks anything.
     """
     runs = []
+    conversation = None if session else digest_of(messages)
     for start, end in _spans(messages):
         answers = [at for at in range(start, end) if messages[at]["role"] == "assistant"]
         # a question at the end was not answered, and is a prompt nevertheless
@@ -113,7 +121,8 @@ def turns_of(
         calls = [
             ForeignCall(messages[:at], messages[at] if answers else None, tools=list(tools), time=began) for at in asked
         ]
-        runs.append(ForeignRun(calls, session=session, agent=agent))
+        named = str(session) if session else None
+        runs.append(ForeignRun(calls, session=named, agent=agent, conversation=conversation))
     if not runs:
         raise Unusable("has no message of a user")
     return runs
@@ -170,8 +179,8 @@ def unix_seconds(value: Any) -> float:
             moment = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
             return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
         except ValueError:
-            value = float(value) if value.isdigit() else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+            value = float(value) if value.isdecimal() else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e30:
         return 0.0
     return value / (1e9 if value > 1e16 else 1e3 if value > 1e11 else 1)
 
@@ -181,12 +190,18 @@ def new_id() -> str:
     return os.urandom(8).hex()
 
 
-def _answered(request: dict[str, Any], response: dict[str, Any]) -> ForeignCall:
+def digest_of(value: Any) -> str:
+    """A name for what has none, the same for the same value of JSON whenever it is read."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _answered(request: dict[str, Any], response: dict[str, Any], error: str | None) -> ForeignCall:
     reply = reply_of(response)
-    if reply is None:
+    if reply is None and error is None:
         raise Unusable("has a response without a message")
-    choice = next(iter(response.get("choices") or []), None)
-    apart = ("messages", "tools", "functions", "model", "stream", "response", "request")
+    choices = response.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    apart = ("messages", "tools", "functions", "model", "stream", "response", "request", "error")
     return ForeignCall(
         messages_of(request.get("messages")),
         reply,
@@ -196,7 +211,14 @@ def _answered(request: dict[str, Any], response: dict[str, Any]) -> ForeignCall:
         time=unix_seconds(response.get("created")),
         finish=choice.get("finish_reason") if isinstance(choice, dict) else None,
         usage=response.get("usage"),
+        error=error,
     )
+
+
+def _error_in(value: Any) -> str | None:
+    """An error that a log tells, as text: ``{"message": ...}`` as APIs have it, or text."""
+    told = value.get("message") or value if isinstance(value, dict) else value
+    return None if not told else told if isinstance(told, str) else json.dumps(told)
 
 
 def _spans(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:

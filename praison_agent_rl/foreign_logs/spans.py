@@ -38,11 +38,11 @@ def from_otel(record: Any) -> Span:
     call = _otel_call(facts, began=began, seconds=max(0.0, ended - began), error=_status(given))
     if call is None and kind in ("LLM", "chat", "text_completion", "generate_content"):
         raise Unusable("is a model call whose messages were not recorded")
-    trace = given_of(given, "traceId", "trace_id") or new_id()
+    trace = given_of(given, "traceId", "trace_id")
     return Span(
         id=str(given_of(given, "spanId", "span_id") or new_id()),
-        parent=given_of(given, "parentSpanId", "parent_id", "parentId", "parent_span_id"),
-        trace=str(trace),
+        parent=str(given_of(given, "parentSpanId", "parent_id", "parentId", "parent_span_id") or "") or None,
+        trace=str(trace) if trace else None,
         session=str(session) if session else None,
         agent=str(agent) if agent else None,
         call=call,
@@ -122,7 +122,8 @@ def _otel_call(facts: dict[str, Any], *, began: float, seconds: float, error: st
     if told is None:
         return None
     messages, reply, tools = told
-    settings = parsed(_at(facts, "llm", "invocation_parameters")) or _at(facts, "gen_ai", "request") or {}
+    given = (parsed(_at(facts, "llm", "invocation_parameters")), _at(facts, "gen_ai", "request"))
+    settings = next((told for told in given if isinstance(told, dict) and told), {})
     model = _at(facts, "gen_ai", "response", "model") or _at(facts, "gen_ai", "request", "model")
     reasons = parsed(_at(facts, "gen_ai", "response", "finish_reasons"))
     usage = _at(facts, "llm", "token_count") or _at(facts, "gen_ai", "usage")

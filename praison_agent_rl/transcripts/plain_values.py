@@ -37,6 +37,39 @@ def plain(value: Any) -> Any:
     return _plain_unusual(value)
 
 
+_FEW = 24
+"""So many values are compared one by one."""
+
+
+class Kept(list[Any]):
+    """Plain values that nobody changes any more: they need no copy, and equal ones are mostly the same object."""
+
+
+def equal_prefix(values: list[Any], known: list[Any]) -> int:
+    """Number of values, from the first on, that equal those of ``known``; many are compared at once."""
+    place = 0
+    step = length = min(len(values), len(known))
+    while step:
+        if _equal(values[place : place + step], known[place : place + step]):
+            place += step
+            step = length - place
+        elif step > _FEW:
+            step //= 2
+        else:
+            stop = place + step
+            while place < stop and _equal(values[place], known[place]):
+                place += 1
+            return place
+    return place
+
+
+def _equal(values: Any, known: Any) -> bool:
+    try:
+        return bool(values == known)
+    except Exception:  # noqa: BLE001 - another's code: comparing arrays, for one, gives no truth value
+        return False
+
+
 def revive(value: Any) -> Any:
     r"""What `plain` was given, as far as it can come back: tuples and sets are lists, others ``{"$repr": text}``.
 

@@ -1,22 +1,24 @@
 """Masks what must not reach the disk, before it gets there: secrets always, personal data where it is asked for.
 
 A value is replaced by a placeholder such as ``<SECRET_1>``, the same value by the same one throughout a conversation,
-so that the text stays trainable. Each rule names hints, one of which is in every text that the rule can change, so that
-most texts cost a few substring searches. Patterns are bounded or begin at a boundary: no text, however made, takes more
-than linear time.
+so that the text stays trainable. Long runs of base64 (images, sound) are not searched; no text, however made, takes
+more than linear time.
 """
 
 import base64
+import codecs
 import functools
 import importlib
 import inspect
-import ipaddress
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
 
 from praison_agent_rl.errors import ConfigError, MissingExtra
-from praison_agent_rl.transcripts.secret_patterns import Rule, names_a_secret, secret_rules, starts, worth_masking
+from praison_agent_rl.transcripts.personal_patterns import PERSONAL_RULES
+from praison_agent_rl.transcripts.secret_patterns import SECRET_RULES, Rule, names_a_secret
+from praison_agent_rl.transcripts.secret_values import is_basic, looks_random, worth_masking
 
 Redactor = Callable[[str, dict[str, str]], str]
 """``(text, names) -> text``; ``names`` holds what was masked in this conversation before, and is added to."""
@@ -25,6 +27,15 @@ _SHORTEST_SECRET = 8
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _USUAL_KEYS = frozenset(("role", "content", "text", "type", "name", "id", "function", "arguments", "tool_call_id"))
 """Of chat messages: no secrets by their names, and most of what is written."""
+_NAMES_OF_NAMES = ("name", "Name", "key", "Key", "variable")
+_INNER_NAMES = frozenset(("value", "values", "secret", "secretvalue", "plaintext", "raw", "current", "default"))
+_HEADERS = frozenset(("authorization", "proxy-authorization", "cookie", "set-cookie"))
+_SCHEME = re.compile(r"(?i:bearer|basic|token|apikey|digest|negotiate)\s+")
+_BEGINNING = 4096
+"""Characters of base64, a multiple of 4."""
+_RUN = re.compile(r"[A-Za-z0-9+/_-]*")
+_STEP = 1024
+_KEPT = 64
 _PRESIDIO_MODEL = "en_core_web_lg"  # that of presidio_analyzer/conf/default.yaml
 _EXTRA = 'redact="presidio" needs presidio: pip install "praison-agent-rl[presidio]"'
 
@@ -53,15 +64,12 @@ def find_redactor(spec: Any = None) -> Redactor:
 
 def mask_secrets(text: str, names: dict[str, str]) -> str:
     """``text`` without keys of the usual providers, tokens, passwords and private keys."""
-    if len(text) < _SHORTEST_SECRET:
-        return text
-    lowered = text.lower()
-    return _apply(secret_rules(text, lowered), text, lowered, names)
+    return text if len(text) < _SHORTEST_SECRET else _mask(SECRET_RULES, text, names)
 
 
 def mask_personal(text: str, names: dict[str, str]) -> str:
     """``text`` without e-mail addresses, phone and card numbers, IBANs and IP addresses."""
-    return _apply(_PERSONAL_RULES, text, text.lower(), names)
+    return _mask(PERSONAL_RULES, text, names)
 
 
 def redact_value(value: Any, redact: Redactor, names: dict[str, str]) -> Any:
@@ -69,15 +77,20 @@ def redact_value(value: Any, redact: Redactor, names: dict[str, str]) -> Any:
     kind = type(value)
     if kind is str:
         return redact(value, names)
-    if kind is list:
+    if isinstance(value, list):
         return [redact_value(item, redact, names) for item in value]
     if kind is not dict:
         return value
     if "$bytes" in value:
         return _redact_bytes(value, redact, names)
+    if type(pairs := value.get("$dict")) is list:
+        return {"$dict": [[redact_value(k, redact, names), _redact_item(k, v, redact, names)] for k, v in pairs]}
+    named = any(names_a_secret(value[key]) for key in _NAMES_OF_NAMES if type(value.get(key)) is str)
     masked = {}
     for key, item in value.items():
-        if key in _USUAL_KEYS:
+        if named and key.lower() in _INNER_NAMES:
+            masked[key] = _redact_secret(item, redact, names)
+        elif key in _USUAL_KEYS:
             masked[key] = item if key == "role" and item in _ROLES else redact_value(item, redact, names)
         else:
             masked[_redact_key(key, redact, names)] = _redact_item(key, item, redact, names)
@@ -98,10 +111,61 @@ def placeholder(found: str, kind: str, names: dict[str, str]) -> str:
     return known
 
 
-def _redact_item(key: str, value: Any, redact: Redactor, names: dict[str, str]) -> Any:
-    """The value of ``key``: under a name such as ``password``, a text is a secret whatever it looks like."""
-    if type(value) is str and names_a_secret(key) and worth_masking(value):
-        return placeholder(value, "SECRET", names)
+def _redact_item(key: Any, value: Any, redact: Redactor, names: dict[str, str]) -> Any:
+    """The value of ``key``: under a name such as ``password``, it is a secret whatever it looks like."""
+    if type(key) is str:
+        if names_a_secret(key):
+            return _redact_secret(value, redact, names, several=key[-1:] in "sS")
+        if key.lower() in _HEADERS:
+            return _redact_header(value, redact, names)
+        if key.lower() == "auth":
+            return _redact_auth(value, redact, names)
+    return redact_value(value, redact, names)
+
+
+def _redact_secret(value: Any, redact: Redactor, names: dict[str, str], *, several: bool = False) -> Any:
+    """A secret in any form: a text, a number that is no count of ``several``, bytes, and those in lists and dicts."""
+    kind = type(value)
+    if kind is str:
+        return placeholder(value, "SECRET", names) if worth_masking(value) else redact(value, names)
+    if kind is int or kind is float:
+        return value if several or len(str(value)) < 4 else placeholder(str(value), "SECRET", names)
+    if kind is list:
+        return [_redact_secret(item, redact, names, several=several) for item in value]
+    if kind is not dict:
+        return value
+    if "$bytes" in value:
+        held = str(value["$bytes"])
+        return {"$bytes": base64.b64encode(placeholder(held, "SECRET", names).encode()).decode()} if held else value
+    for mark in ("$int", "$float"):
+        if mark in value:
+            return placeholder(str(value[mark]), "SECRET", names)
+    masked = {}
+    for key, item in value.items():
+        if key.lower() in _INNER_NAMES:
+            masked[key] = _redact_secret(item, redact, names)
+        else:
+            masked[key] = redact_value({key: item}, redact, names).popitem()[1]
+    return masked
+
+
+def _redact_header(value: Any, redact: Redactor, names: dict[str, str]) -> Any:
+    """What ``Authorization`` or ``Cookie`` holds, less the scheme."""
+    if type(value) is list:
+        return [_redact_header(item, redact, names) for item in value]
+    if type(value) is not str:
+        return redact_value(value, redact, names)
+    scheme = _SCHEME.match(value)
+    rest = value[scheme.end() :] if scheme else value
+    return value[: len(value) - len(rest)] + _redact_secret(rest, redact, names)
+
+
+def _redact_auth(value: Any, redact: Redactor, names: dict[str, str]) -> Any:
+    """User and password, as a pair or in base64."""
+    if type(value) is list and len(value) == 2 and all(type(item) is str for item in value):
+        return [redact(value[0], names), _redact_secret(value[1], redact, names)]
+    if type(value) is str and len(value) >= 8 and (is_basic(value) or looks_random(value)):
+        return _redact_secret(value, redact, names)
     return redact_value(value, redact, names)
 
 
@@ -112,81 +176,78 @@ def _redact_key(key: str, redact: Redactor, names: dict[str, str]) -> str:
 
 def _redact_bytes(value: dict[str, Any], redact: Redactor, names: dict[str, str]) -> Any:
     """Bytes that are text are masked as such; others (images, sound) are kept as they are."""
+    held = value["$bytes"]
     try:
-        text = base64.b64decode(value["$bytes"]).decode("utf-8")
+        codecs.getincrementaldecoder("utf-8")().decode(base64.b64decode(held[:_BEGINNING]))  # most images end here
+        text = base64.b64decode(held).decode("utf-8")
     except ValueError:
         return value
     return {"$bytes": base64.b64encode(redact(text, names).encode("utf-8")).decode("ascii")}
 
 
-def _apply(rules: tuple[Rule, ...], text: str, lowered: str, names: dict[str, str]) -> str:
+# --- texts ----------------------------------------------------------------------------------------------------------
+
+
+def _mask(rules: tuple[Rule, ...], text: str, names: dict[str, str]) -> str:
+    text, aside = _put_aside(text)
+    lowered = _lower(text)
     for rule in rules:
-        for hint in rule.hints:
-            if hint in lowered:
-                text = rule.pattern.sub(functools.partial(_masked, rule=rule, names=names), text)
-                break
-    return text
+        spans = list(rule.find(text, lowered))
+        if spans:
+            text = _replaced(text, spans, rule, aside, names)
+            lowered = _lower(text)
+    return _put_back(text, aside)
 
 
-def _masked(match: "re.Match[str]", rule: Rule, names: dict[str, str]) -> str:
-    """The whole match with its named group replaced, or as it is where the rule does not believe it."""
-    if not rule.believes(match):
-        return match[0]
-    group = match.lastgroup or 0
-    start, end = match.start(group) - match.start(), match.end(group) - match.start()
-    return match[0][:start] + placeholder(rule.same(match[group]), rule.kind, names) + match[0][end:]
+def _replaced(text: str, spans: list[tuple[int, int]], rule: Rule, aside: dict[str, str], names: dict[str, str]) -> str:
+    pieces, done = [], 0
+    for start, end in spans:
+        found = rule.same(_put_back(text[start:end], aside))
+        pieces += [text[done:start], placeholder(found, rule.kind, names)]
+        done = end
+    return "".join([*pieces, text[done:]])
 
 
-# --- personal data --------------------------------------------------------------------------------------------------
+def _lower(text: str) -> str:
+    """In lower case and of the same length: one letter alone becomes two."""
+    lowered = text.lower()
+    return lowered if len(lowered) == len(text) else text.replace("\u0130", "i").lower()
 
 
-def _only_digits(text: str) -> str:
-    return re.sub(r"\D", "", text)
+def _put_aside(text: str) -> tuple[str, dict[str, str]]:
+    """``text`` with a stand-in for the middle of each long run of base64: images and sound are not searched.
+
+    Beginning and end of a run stay, and the stand-in is of its kind, so that rules see a value of another length. A
+    run is looked for at each step alone; it spans one if it is twice as long.
+    """
+    aside: dict[str, str] = {}
+    if len(text) < 2 * _STEP:
+        return text, aside
+    pieces, place, done, mark = [], 0, 0, ""
+    while place < len(text):
+        end = _RUN.match(text, place).end()  # type: ignore[union-attr]  # it matches nothing too
+        if end - place >= 2 * _STEP:
+            mark = mark or _unused(text)
+            start = place + _KEPT
+            stop = end - _KEPT - (end - _KEPT - start) % 4  # base64 is read by fours
+            stand_in = f"{mark}{len(aside):08d}"
+            aside[stand_in] = text[start:stop]
+            pieces += [text[done:start], stand_in]
+            done = stop
+        place = max(end, place + _STEP)
+    return "".join([*pieces, text[done:]]), aside
 
 
-def _is_card(match: "re.Match[str]") -> bool:
-    """Luhn's checksum (ISO/IEC 7812-1, annex B): every second digit from the right doubled, its digits added."""
-    digits = [int(digit) for digit in reversed(_only_digits(match[0]))]
-    total = sum(digits[::2]) + sum(sum(divmod(2 * digit, 10)) for digit in digits[1::2])
-    return total % 10 == 0 and digits[-1] in (2, 3, 4, 5, 6) and len(set(digits)) > 1
+def _unused(text: str) -> str:
+    marks = (f"Aside{number}x".ljust(12, "x") for number in itertools.count())
+    return next(mark for mark in marks if mark not in text)
 
 
-def _is_iban(match: "re.Match[str]") -> bool:
-    """ISO 13616: country and checksum moved to the end, letters as 10 to 35, the remainder by 97 is 1."""
-    text = match[0].replace(" ", "")
-    return 15 <= len(text) <= 34 and int("".join(str(int(c, 36)) for c in text[4:] + text[:4])) % 97 == 1
-
-
-def _is_foreign_address(match: "re.Match[str]") -> bool:
-    """An address that can lead to a person: no loopback, and a real one."""
-    try:
-        address = ipaddress.ip_address(match[0])
-    except ValueError:
-        return False
-    return not (address.is_loopback or address.is_unspecified)
-
-
-_DIGITS = tuple("0123456789")
-_PERSONAL_RULES = (
-    Rule(
-        "EMAIL",
-        ("@",),
-        starts(r"\w.+%-") + r"[\w+%-][\w.+%-]{0,63}@[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}\.){1,8}[A-Za-z]{2,24}(?![\w-])",
-        same=str.lower,
-    ),
-    Rule("IBAN", _DIGITS, starts(r"\w") + r"[A-Z]{2}\d\d(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)", _is_iban),
-    Rule("CARD", _DIGITS, starts(r"\w.-") + r"\d(?:[ -]?\d){12,18}(?![\w-])", _is_card, same=_only_digits),
-    Rule(
-        "PHONE",
-        _DIGITS,
-        starts(r"\w+.-") + r"(?:\+\d(?:[ ()./-]{0,2}\d){7,14}"  # international
-        r"|(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}"  # North America
-        r"|0\d{2,4}[ /-]\d{3,4}[ -]?\d{2,5})(?![\w-])",  # trunk prefix, as in Europe
-        same=_only_digits,
-    ),
-    Rule("IP", (".",), starts(r"\w.") + r"(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)", _is_foreign_address),
-    Rule("IP", (":",), starts(r"\w:.") + r"(?=[A-Fa-f:]{0,39}\d)[0-9A-Fa-f:]{6,39}(?![\w:])", _is_foreign_address),
-)
+def _put_back(text: str, aside: dict[str, str]) -> str:
+    if not aside:
+        return text
+    mark = next(iter(aside))[:-8]
+    return re.sub(mark + r"\d{8}", lambda match: aside[match[0]], text) if mark in text else text
 
 
 # --- redactors of others --------------------------------------------------------------------------------------------

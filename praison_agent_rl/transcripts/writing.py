@@ -14,11 +14,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
-from praison_agent_rl.transcripts.files import REFERENCE_WINDOW, GrowingFile, encode_line
-from praison_agent_rl.transcripts.plain_values import plain
-from praison_agent_rl.transcripts.redaction import Redactor, mask_secrets, redact_value
+from praison_agent_rl.transcripts.comparing import Names, Recent, Written, instructions, same, shared
+from praison_agent_rl.transcripts.files import REFERENCE_WINDOW, GrowingFile, encode_line, store_at
+from praison_agent_rl.transcripts.masking import Mask, Masks
+from praison_agent_rl.transcripts.plain_values import Kept, plain
+from praison_agent_rl.transcripts.redaction import Redactor, redact_value
+
+_Value = TypeVar("_Value")
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +30,8 @@ _CANDIDATES = 8
 """Calls to which one that extends none is compared, for a beginning that they share."""
 _OPEN_RUNS = 10_000
 """Runs whose placeholders are remembered; more are not open at once, but some may never be ended."""
+_ENDED_RUNS = 10_000
+"""Runs whose placeholders are remembered for feedback."""
 _SCALARS = ("id", "run", "agent", "time", "seconds", "model", "version", "api", "finish", "usage", "partial")
 _DEFAULTS = {
     **dict.fromkeys(("run", "agent", "model", "version", "tools", "reply", "finish", "usage", "logprobs", "error")),
@@ -49,12 +55,15 @@ class TranscriptWriter:
         ``max_file_bytes`` is the size at which another file is begun, ``max_bytes`` that of the store beyond which the
         oldest files that nobody writes to are removed.
         """
-        self.store = Path(store).absolute()  # the process may change its folder
-        self._redact = redact or mask_secrets
+        self.store = store_at(store)  # the process may change its folder
+        self.masks = Masks([Mask(redact, redact)] if redact is not None else ())
+        """What is masked in lines from now on; a run that has begun keeps to what was masked then, too."""
         self._file = functools.partial(GrowingFile, self.store, max_bytes=max_bytes, max_file_bytes=max_file_bytes)
         self._writers: dict[int, _ProcessWriter] = {}
         self.dropped = 0
         """Lines that could not be written."""
+        self.failure: Exception | None = None
+        """Why the first of them could not."""
 
     def begin(self, run: Mapping[str, Any]) -> None:
         """A run has started; the keys are those of a ``begin`` line, less ``kind``."""
@@ -69,11 +78,20 @@ class TranscriptWriter:
         ended = {"run": run_id, "output": output, "error": error, "seconds": seconds}
         self._writer().attempt(_ProcessWriter.end, ended)
 
-    def feedback(self, feedback: Mapping[str, Any]) -> None:
-        """Somebody has rated a run; the keys are those of `Feedback`. Raises OSError where it cannot be written."""
+    def feedback(
+        self, feedback: Mapping[str, Any], *, masks: Masks | None = None, names: dict[str, str] | None = None
+    ) -> None:
+        """Somebody has rated a run; the keys are those of `Feedback`. Raises OSError where it cannot be written.
+
+        ``masks`` come on top of those of the store; ``names`` are the placeholders to go on from, where `knows` is not.
+        """
         writer = self._writer()
         with writer.lock:
-            writer.feedback(feedback)
+            writer.feedback(feedback, masks or self.masks, {} if names is None else names)
+
+    def knows(self, run_id: str) -> bool:
+        """Whether this process has written that run not long ago, and remembers what its placeholders stand for."""
+        return self._writer().knows(run_id)
 
     def close(self) -> None:
         """Say what was lost, if that was not said yet, and close the file; a later line opens another."""
@@ -84,12 +102,13 @@ class TranscriptWriter:
         pid = os.getpid()
         writer = self._writers.get(pid)
         if writer is None:
-            new = _ProcessWriter(self._file(), self._redact, self._count)
+            new = _ProcessWriter(self._file(), lambda: self.masks, self._count)
             writer = self._writers.setdefault(pid, new)
         return writer
 
     def _count(self, error: Exception) -> None:
         self.dropped += 1
+        self.failure = self.failure or error
         if self.dropped == 1:
             with contextlib.suppress(Exception):  # handlers are another's code
                 logger.warning(
@@ -98,25 +117,17 @@ class TranscriptWriter:
                 )
 
 
-class _Written(NamedTuple):
-    """A call that later ones may refer to."""
-
-    id: str
-    agent: str | None
-    conversation: list[Any]
-    """Its messages and the reply, plain and not redacted: what later requests are compared with."""
-    sent: int
-    """Length of the messages alone."""
-    tools: list[Any]
-    names: dict[str, str]
-
-
 class _OpenRun:
-    """A run that has begun and not ended."""
+    """A run that has begun."""
 
-    def __init__(self, line: dict[str, Any], parent: "_OpenRun | None") -> None:
-        self.names: dict[str, str] = parent.names if parent else {}
+    __slots__ = ("line", "masks", "names")
+    masks: Masks
+    names: Names
+
+    def __init__(self, line: dict[str, Any], parent: "_OpenRun | None", masks: Masks) -> None:
+        self.names = parent.names if parent else Names()
         """Placeholders of the conversation that it is in; what a run hands to another is one conversation."""
+        self.masks = parent.masks | masks if parent else masks
         self.line: dict[str, Any] | None = line
         """Its ``begin`` line, until that is written."""
 
@@ -124,16 +135,19 @@ class _OpenRun:
 class _ProcessWriter:
     """What one process knows of what it has written."""
 
-    def __init__(self, file: GrowingFile, redact: Redactor, count: Callable[[Exception], None]) -> None:
+    def __init__(self, file: GrowingFile, masks: Callable[[], Masks], count: Callable[[Exception], None]) -> None:
         # Reentrant: a finaliser may record a broken stream at any moment, in the midst of recording too.
         self.lock = threading.RLock()
         self._file = file
-        self._redact = redact
+        self._masks = masks
         self._count = count
         self._waiting: deque[tuple[Callable[..., None], Mapping[str, Any]]] = deque()
         self._busy = False
-        self._written: deque[_Written] = deque(maxlen=REFERENCE_WINDOW)
+        self._written = Recent(REFERENCE_WINDOW)
         self._runs: dict[str, _OpenRun] = {}
+        self._ended: dict[str, Masks] = {}
+        self._ended_names: dict[str, Names] = {}
+        """Of those runs in which something was masked."""
         self._untold = 0
         """Lost lines of which no line tells yet."""
         self._reason = ""
@@ -155,64 +169,88 @@ class _ProcessWriter:
             finally:
                 self._busy = False
 
+    def knows(self, run_id: str) -> bool:
+        """Whether it has written that run, as far as it remembers."""
+        return run_id in self._runs or run_id in self._ended
+
     # --- the kinds of lines, each under the lock ---
 
     def begin(self, run: Mapping[str, Any]) -> None:
         """Write that a run has begun, or keep the line where its placeholders are not known yet."""
         self._renew()
         line = {"kind": "begin", "parent": None, "prompt": None, **{key: plain(value) for key, value in run.items()}}
-        opened = _OpenRun(line, self._runs.get(line["parent"]))
-        while len(self._runs) >= _OPEN_RUNS:
-            del self._runs[next(iter(self._runs))]
-        self._runs[line["run"]] = opened
+        opened = _OpenRun(line, self._runs.get(line["parent"]), self._masks())
+        line.update({key: _name(line[key], opened.masks) for key in ("agent", "session", "tags") if key in line})
+        if opened.masks.specs:
+            line["redact"] = opened.masks.specs
+        _remember(self._runs, line["run"], opened, _OPEN_RUNS)
         # If something in the prompt is masked, the first call says which conversation this is, and so as what.
-        trial = dict(opened.names)
-        if self._masked(line["prompt"], trial) == line["prompt"] or opened.names:
+        trial = opened.names if opened.names else Names()
+        if self._masked(line["prompt"], trial, opened.masks) == line["prompt"] or opened.names:
+            opened.names.masked.update(trial.masked)
             self._write_begin(opened)
 
     def call(self, call: Mapping[str, Any]) -> None:
         """Write what is new in a call."""
         self._renew()
         call = {**_DEFAULTS, **call}
-        agent, messages = call["agent"], call["messages"]
-        earlier, keep = self._extended(agent, messages) or self._alike(agent, messages) or (None, 0)
-        names = self._names(call["run"], earlier)
-        new, reply = plain(messages[keep:]), plain(call["reply"])
-        tools, tools_of = self._known_tools(agent, call["tools"])
-        masked_reply = self._masked(reply, names)
+        agent, messages, opened = call["agent"], call["messages"], self._run(call["run"])
+        masks = opened.masks if opened else self._masks()
+        earlier, keep = (
+            self._written.extended_by(messages, agent, masks) or self._alike(agent, messages, masks) or (None, 0)
+        )
+        names = self._names(opened, earlier)
+        new, reply = messages[keep:] if type(messages) is Kept else plain(messages[keep:]), plain(call["reply"])
+        tools, tools_of = self._known_tools(agent, call["tools"], masks)
+        masked_reply = self._masked(reply, names, masks)
         line = {
             "kind": "call",
             **{name: plain(call[name]) for name in _SCALARS},
+            "agent": _name(agent, masks),
             "after": earlier.id if earlier else None,
             "keep": keep,
-            "messages": self._masked(new, names),
-            "tools": self._masked(tools, names) if tools and not tools_of else None,
+            "messages": self._masked(new, names, masks),
+            "tools": self._masked(tools, names, masks) if tools and not tools_of else None,
             "tools_of": tools_of,
-            "settings": self._masked(plain(call["settings"]), names),
+            "settings": self._masked(plain(call["settings"]), names, masks),
             "reply": masked_reply,
             # tokens would spell what was masked
             "logprobs": plain(call["logprobs"]) if masked_reply == reply else None,
-            "error": self._masked(plain(call["error"]), names),
+            "error": self._masked(plain(call["error"]), names, masks),
         }
         self._append(line)
-        sent = [*(earlier.conversation[:keep] if earlier else ()), *new]
+        sent = messages if type(messages) is Kept else [*(earlier.conversation[:keep] if earlier else ()), *new]
         conversation = sent if reply is None else [*sent, reply]
-        self._written.append(_Written(call["id"], agent, conversation, len(sent), tools, names))
+        self._written.add(Written(call["id"], agent, conversation, len(sent), tools, names, masks))
+        if opened is None:
+            names.masked.clear()
 
     def end(self, ended: Mapping[str, Any]) -> None:
         """Write how a run ended."""
         self._renew()
-        opened = self._runs.pop(ended["run"], None)
-        names = opened.names if opened else {}
+        opened = self._run(ended["run"])
+        names, masks = (opened.names, opened.masks) if opened else (Names(), self._masks())
         if opened:
+            del self._runs[ended["run"]]
             self._write_begin(opened)
-        said = {key: self._masked(plain(ended[key]), names) for key in ("output", "error")}
+            _remember(self._ended, ended["run"], masks, _ENDED_RUNS)
+        said = {key: self._masked(plain(ended[key]), names, masks) for key in ("output", "error")}
+        names.masked.clear()
+        if opened and names:
+            _remember(self._ended_names, ended["run"], names, _ENDED_RUNS)
         self._append({"kind": "end", **ended, **said})
 
-    def feedback(self, feedback: Mapping[str, Any]) -> None:
+    def feedback(self, feedback: Mapping[str, Any], masks: Masks, names: dict[str, str]) -> None:
         """Write what somebody said of a run."""
         self._renew()
-        said = {key: self._masked(plain(feedback[key]), {}) for key in ("label", "correction")}
+        run_id = feedback["run"]
+        opened = self._run(run_id)
+        table = opened.names if opened else self._ended_names.get(run_id) or Names(names)
+        masks = (opened.masks if opened else self._ended.get(run_id) or self._masks()) | masks
+        said = {key: self._masked(plain(feedback[key]), table, masks) for key in ("label", "correction")}
+        table.masked.clear()
+        if table and run_id in self._ended:
+            _remember(self._ended_names, run_id, table, _ENDED_RUNS)
         self._append({"kind": "feedback", **feedback, **said})
 
     def close(self, _: Mapping[str, Any]) -> None:
@@ -226,43 +264,37 @@ class _ProcessWriter:
 
     # --- what is new in a call ---
 
-    def _extended(self, agent: str | None, messages: list[Any]) -> tuple[_Written, int] | None:
-        """The latest call of the agent whose messages are all in ``messages``, and how much of it is."""
-        for earlier in reversed(self._written):
-            sent = earlier.sent
-            # its last message first: that tells most conversations apart
-            if earlier.agent != agent or not 0 < sent <= len(messages):
-                continue
-            if _equal(messages[sent - 1], earlier.conversation[sent - 1]):
-                shared = _shared(messages, earlier.conversation)
-                if shared >= sent:
-                    return earlier, shared
-        return None
-
-    def _alike(self, agent: str | None, messages: list[Any]) -> tuple[_Written, int] | None:
+    def _alike(self, agent: str | None, messages: list[Any], masks: Masks) -> tuple[Written, int] | None:
         """The one of the agent's latest calls that has the most in common with ``messages``, from the first on."""
-        latest = itertools.islice((e for e in reversed(self._written) if e.agent == agent), _CANDIDATES)
-        shared = [(earlier, _shared(messages, earlier.conversation)) for earlier in latest]
+        begun = [
+            (earlier, shared(messages, earlier.conversation))
+            for earlier in itertools.islice(self._written.latest(agent, masks), _CANDIDATES)
+        ]
         # Of another conversation, with which it has only the instructions in common, it takes no placeholders over.
-        least = _instructions(messages)
-        fitting = [(earlier, most) for earlier, most in shared if most > (least if earlier.names else 0)]
+        least = instructions(messages)
+        fitting = [(earlier, most) for earlier, most in begun if most > (least if earlier.names else 0)]
         return max(fitting, key=lambda found: found[1], default=None)
 
-    def _known_tools(self, agent: str | None, tools: list[Any] | None) -> tuple[list[Any], str | None]:
+    def _known_tools(self, agent: str | None, tools: list[Any] | None, masks: Masks) -> tuple[list[Any], str | None]:
         """The tools as plain values, and the latest call that has the same."""
         if not tools:
             return [], None
-        latest = (earlier for earlier in reversed(self._written) if earlier.agent == agent and earlier.tools)
+        latest = (earlier for earlier in self._written.latest(agent, masks) if earlier.tools)
         for earlier in itertools.islice(latest, _CANDIDATES):
-            if _same(tools, earlier.tools):
+            if same(tools, earlier.tools):
                 return earlier.tools, earlier.id
-        copied: list[Any] = plain(tools)
-        return copied, None
+        return tools if type(tools) is Kept else plain(tools), None
 
-    def _names(self, run_id: str | None, earlier: _Written | None) -> dict[str, str]:
-        """Placeholders of the conversation that a call goes on with, or of its run; the run goes on with them."""
+    def _run(self, run_id: str | None) -> _OpenRun | None:
+        """A run that has begun, masked as it was then and as is asked for now."""
         opened = self._runs.get(run_id) if run_id else None
-        names = (earlier.names if earlier else None) or (opened.names if opened else {})
+        if opened and opened.masks is not self._masks():
+            opened.masks = opened.masks | self._masks()
+        return opened
+
+    def _names(self, opened: _OpenRun | None, earlier: Written | None) -> Names:
+        """Placeholders of the conversation that a call goes on with, or of its run; the run goes on with them."""
+        names = (earlier.names if earlier else None) or (opened.names if opened else Names())
         if opened:
             opened.names = names
             self._write_begin(opened)
@@ -271,7 +303,7 @@ class _ProcessWriter:
     def _write_begin(self, opened: _OpenRun) -> None:
         if opened.line is not None:
             line, opened.line = opened.line, None
-            masked = {**line, "prompt": self._masked(line["prompt"], opened.names)}
+            masked = {**line, "prompt": self._masked(line["prompt"], opened.names, opened.masks)}
             try:
                 self._append(masked)
             except OSError:  # the next line of the run may find room
@@ -280,8 +312,17 @@ class _ProcessWriter:
 
     # --- lines ---
 
-    def _masked(self, value: Any, names: dict[str, str]) -> Any:
-        return redact_value(value, self._redact, names)
+    def _masked(self, value: Any, names: Names, masks: Masks) -> Any:
+        """``value`` with each of its texts masked, once in a run."""
+        known = names.masked
+
+        def once(text: str, names: dict[str, str]) -> str:
+            masked = known.get((text, masks))
+            if masked is None:
+                masked = known[text, masks] = masks(text, names)
+            return masked
+
+        return redact_value(value, once, names)
 
     def _renew(self) -> None:
         if self._file.renew():
@@ -305,30 +346,14 @@ class _ProcessWriter:
         self._count(error)
 
 
-def _shared(messages: list[Any], conversation: list[Any]) -> int:
-    """Number of messages, from the first on, that are the same in both."""
-    length = min(len(messages), len(conversation))
-    if _equal(messages[:length], conversation[:length]):
-        return length
-    for place in range(length):
-        if not _same(messages[place], conversation[place]):
-            return place
-    return length
+def _name(value: Any, masks: Masks) -> Any:
+    """A name, or the names in a list, masked in the same way in every run."""
+    if type(value) is list:
+        return [_name(item, masks) for item in value]
+    return masks.name(value) if type(value) is str else value
 
 
-def _same(value: Any, known: Any) -> bool:
-    """Whether ``value`` would be written as ``known``, which is plain, was."""
-    return _equal(value, known) or bool(plain(value) == known)
-
-
-def _equal(value: Any, known: Any) -> bool:
-    try:
-        return bool(value == known)
-    except Exception:  # noqa: BLE001 - another's code: comparing arrays, for one, gives no truth value
-        return False
-
-
-def _instructions(messages: list[Any]) -> int:
-    """Number of messages at the beginning that are the agent's instructions."""
-    roles = [message.get("role") if isinstance(message, dict) else None for message in messages[:8]]
-    return next((place for place, role in enumerate(roles) if role not in ("system", "developer")), len(roles))
+def _remember(runs: dict[str, _Value], run_id: str, kept: _Value, most: int) -> None:
+    while len(runs) >= most:
+        del runs[next(iter(runs))]
+    runs[run_id] = kept

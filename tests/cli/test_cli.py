@@ -101,6 +101,11 @@ def test_a_wrong_reward_path_is_told_in_under_a_second(project: Path) -> None:
         (["improve", "noagents:helper", "--data", "prompts.jsonl"], "cannot import 'noagents'"),
         (["improve", "justaname", "--data", "prompts.jsonl"], "is not a 'module:agent' path"),
         (["improve", "myproject.rewards:length_penalty", "--data", "prompts.jsonl"], "is a function, not an Agent"),
+        (["evaluate", "./nowhere", "--data", "prompts.jsonl"], "no such folder or file"),
+        (["evaluate", "noagents:helper"], "cannot import 'noagents'"),
+        (["evaluate", "helper/v3"], "agent 'helper' has no versions"),
+        (["evaluate", "x", "--set", "against=y", "--set", "run_tools=1"], "give it as --run-tools"),
+        (["evaluate", "x", "--set", "config=y"], "'config' is no key that --set can set; give it as --config"),
     ],
 )
 def test_wrong_input_gives_one_plain_message_and_exit_code_2(project: Path, words: list[str], said: str) -> None:
@@ -133,6 +138,24 @@ def test_every_verb_explains_itself(project: Path) -> None:
     for verb in ("train", "improve", "demo", "doctor"):
         assert verb in overview
         assert "Usage" in run(verb, "--help", cwd=project).stdout
+
+
+GROUPS = [("transcripts", "list"), ("transcripts", "show"), ("dataset", "build"), ("versions", "list")]
+
+
+@pytest.mark.parametrize("words", GROUPS, ids=" ".join)
+def test_help_of_a_verb_in_a_group_is_help(project: Path, words: tuple[str, str]) -> None:
+    shown = run(*words, "--help", cwd=project)
+    assert shown.returncode == 0 and "Usage" in shown.stdout and "error" not in shown.stderr
+
+
+STRANGE = [*((*group, "--bogus") for group in GROUPS), *((group, "bogus") for group, _ in GROUPS)]
+
+
+@pytest.mark.parametrize("words", STRANGE, ids=" ".join)
+def test_a_word_that_a_group_does_not_know_is_wrong_usage(project: Path, words: tuple[str, ...]) -> None:
+    refused = run(*words, cwd=project)
+    assert refused.returncode == 2 and "bogus" in refused.stderr and "fault of" not in refused.stderr
 
 
 def test_the_seeds_quick_start_trains_merges_compares_and_reports(project: Path) -> None:
@@ -283,3 +306,38 @@ def test_logs_are_imported_and_a_dataset_is_built(project: Path) -> None:
     built = run("dataset", "build", "--out", "data", "--held-out", "0.25", cwd=project)
     assert built.returncode == 0, built.stderr
     assert (project / "data" / "rows.jsonl").exists() and "to train on" in built.stdout
+
+
+def test_evaluate_compares_two_folders_of_weights_in_one_line(project: Path, tiny_model: Path) -> None:
+    words = ["--against", str(tiny_model), "--data", "prompts.jsonl", "--reward", "myproject.rewards:length_penalty"]
+    settings = ["--samples", "1", "--set", "max_completion_length=8"]
+    done = run("evaluate", str(tiny_model), *words, *settings, cwd=project)
+    assert done.returncode == 0, done.stderr
+    line, report = done.stdout.splitlines()
+    assert line.startswith(f"{tiny_model} against {tiny_model}: ") and "on 20 prompts" in line and "not better" in line
+    assert Path(report.removeprefix("report: ")).is_file()
+
+
+def test_lines_that_cannot_be_read_are_said_by_every_verb_that_reads(project: Path) -> None:
+    (project / "bin.dat").write_bytes(bytes(range(256)) * 40)
+    for words in (["list"], ["stats"], ["export", "out.jsonl"], ["show", "x"]):
+        done = run("transcripts", *words, "--store", "bin.dat", cwd=project)
+        assert done.returncode == (2 if words[0] == "show" else 0), done.stderr
+        assert "note: 40 lines of the store cannot be read" in done.stderr and "Traceback" not in done.stderr
+    record_something(project)
+    assert run("transcripts", "list", cwd=project).stderr == ""
+
+
+def test_a_dataset_that_cannot_be_written_or_would_be_empty_is_one_plain_message(project: Path) -> None:
+    (project / "one.jsonl").write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n')
+    assert "1 runs" in run("transcripts", "import", "one.jsonl", "--store", "st", cwd=project).stdout
+    assert (
+        "1  runs were already there" in run("transcripts", "import", "one.jsonl", "--store", "st", cwd=project).stdout
+    )
+    for out in ("one.jsonl", "one.jsonl/below", "/proc/none"):
+        done = run("dataset", "build", "--store", "st", "--out", out, cwd=project)
+        assert done.returncode == 2 and f"the dataset in '{out}' cannot be built" in done.stderr, done.stderr
+    done = run("dataset", "build", "--store", "st", "--out", "data", cwd=project)
+    assert done.returncode == 0 and "nothing is held out, since there is but one prompt" in done.stdout, done.stderr
+    done = run("dataset", "build", "--store", "st", "--agent", "nobody", cwd=project)
+    assert done.returncode == 2 and not (project / ".praisonai").exists()

@@ -14,7 +14,7 @@ import praison_agent_rl
 from praison_agent_rl.swap import WRITTEN_NAMES, fresh_copy
 from tests.fakes import AGENT_KINDS, FakeServer, add, build_agent
 
-OURS = {"_rl_server"}
+OURS = {"_rl_server", "_rl_home", "_rl_route"}
 LAZY = {"_unified_dispatcher", "harness_base_prompt"}
 """Not there on a fresh agent: the first is set by the first turn on the OpenAI client, the second only by who wants a
 prompt of their own; the framework reads both with a default."""
@@ -66,7 +66,7 @@ def test_the_first_turn_on_the_openai_client_sets_the_dispatcher(server_a):
 
 
 def test_nothing_of_the_frameworks_has_our_name():
-    assert "_rl_server" not in source_of_agent()
+    assert "_rl_" not in source_of_agent()
 
 
 @pytest.mark.parametrize("kind", AGENT_KINDS)
@@ -166,3 +166,23 @@ def test_tools_are_described_by_their_signature_and_docstring(server_a):
     (tool,) = server_a.requests[0]["tools"]
     assert tool["function"]["name"] == add.__name__ and tool["function"]["description"] == "Add two numbers."
     assert set(tool["function"]["parameters"]["properties"]) == {"a", "b"}
+
+
+def test_a_model_object_of_the_framework_is_tied_to_its_agent(server_a):
+    """`swap.asks_for` tells a request of the agent from one of its tools by this."""
+    agent = build_agent("provider", server_a.url)
+    agent.chat("hello")
+    assert agent.llm_instance._agent_history_append.__self__ is agent
+
+
+@pytest.mark.parametrize("kind", ["environment", "provider"])
+def test_a_dispatcher_can_be_made_before_the_first_turn_needs_it(kind, server_a):
+    from praisonaiagents.llm import create_llm_dispatcher
+
+    agent = build_agent(kind, server_a.url)
+    agent.chat("hello")
+    used = agent._unified_dispatcher
+    if used is None:
+        return  # this kind asks its model object directly
+    made = create_llm_dispatcher(openai_client=agent._Agent__openai_client, model=agent.llm)
+    assert type(made) is type(used) and made.__dict__.keys() == used.__dict__.keys()

@@ -68,6 +68,13 @@ def test_the_recording_of_the_readme_works(
     assert "Helper" in line
 
 
+def test_the_attachment_of_the_readme_works(project: Path, server_a: FakeServer) -> None:
+    (project / "att.py").write_text(blocks("python")[3].replace("http://127.0.0.1:8000/v1", server_a.url))
+    done = subprocess.run([sys.executable, "att.py"], cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "agent 'Helper': the model that it was built with answers" in done.stdout
+
+
 def test_the_commands_of_the_readme_work(project: Path) -> None:
     commands = [line for block in blocks("bash")[1:] for line in block.splitlines() if line.startswith("praison")]
     assert len(commands) == 3

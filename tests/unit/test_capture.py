@@ -89,7 +89,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, in_tmp: Path, server_a: FakeSer
 def notebooks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Notebook]:
     """The writers that recordings get, by the name of their store."""
     made: dict[str, Notebook] = {}
-    monkeypatch.setattr(capture, "TranscriptWriter", lambda store, redact: made.setdefault(store.name, Notebook()))
+    monkeypatch.setattr(capture, "shared_writer", lambda store: made.setdefault(store.name, Notebook()))
     return made
 
 
@@ -748,7 +748,7 @@ class Failing:
 @pytest.mark.parametrize("kind", PATHS)
 def test_a_writer_that_fails_changes_no_answer_and_is_reported_once(kind, way, server_a, monkeypatch, caplog):
     expected = WAYS[way](build(kind, server_a))
-    monkeypatch.setattr(capture, "TranscriptWriter", lambda store, redact: Failing())
+    monkeypatch.setattr(capture, "shared_writer", lambda store: Failing())
     requests = list(server_a.requests)
     with caplog.at_level(logging.WARNING, "praison_agent_rl"), record(store="all") as recording:
         assert WAYS[way](build(kind, server_a)) == expected
@@ -812,7 +812,7 @@ def test_streams_collected_within_two_writers_at_once_do_not_wait_for_each_other
 
     writers: dict[str, Locking] = {}
     monkeypatch.setattr(
-        capture, "TranscriptWriter", lambda store, redact: writers.setdefault(store.name, Locking(store))
+        capture, "shared_writer", lambda store: writers.setdefault(store.name, Locking(store))
     )
     agents = {name: build("environment", server_a, name=name, tools=[]) for name in locks}
     with record(agents["one"], store="one"), record(agents["two"], store="two"):
@@ -881,9 +881,9 @@ def test_open_recordings_are_closed_when_the_process_ends(server_a):
 from praison_agent_rl import capture
 class Writer:
     dropped = 0
-    def __init__(self, store, redact): pass
+    def __init__(self, store): pass
     def __getattr__(self, name): return lambda *a, **k: print(name, flush=True)
-capture.TranscriptWriter = Writer
+capture.shared_writer = Writer
 capture.record(store="all")
 from praisonaiagents import Agent
 Agent(name="a", instructions="Be brief.", llm="m1", output="silent").chat("hello")

@@ -264,6 +264,12 @@ def test_scale_rewards_is_also_a_switch(value, meant):
         ("lora_target_modules", [], "lora_target_modules is [], so nothing would be trained"),
         ("lora_target_modules", "", "lora_target_modules is '', so nothing would be trained"),
         ("method", "dpo", "method is 'dpo', but must be one of 'grpo', 'reward' or 'cpo'"),
+        ("min_gain", -0.1, "min_gain is -0.1, but must be greater than or equal to 0"),
+        ("min_gain", "nan", "min_gain is 'nan', but must be a finite number"),
+        ("eval_samples", 0, "eval_samples is 0, but must be greater than or equal to 1"),
+        ("guards", ["correctness"], "guards is ['correctness'], but must be a mapping"),
+        ("guards", {"correctness": -1}, "guards[correctness] is -1, but must be greater than or equal to 0"),
+        ("guard_limits", {"longer": "two"}, "guard_limits[longer] is 'two', but must be a number"),
     ],
 )
 def test_a_wrong_value_is_one_plain_line(key, value, said):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -247,6 +248,10 @@ def own(run):
     return {"run": "x"}
 
 
+def no_name(run):
+    return {1: "x"}
+
+
 def no_dict(run):
     return ["x"]
 
@@ -257,6 +262,7 @@ def no_dict(run):
         ({"filter": f"{__name__}:fails"}, "failed on run 'r1': KeyError: 'gold'"),
         ({"columns": (f"{__name__}:completion",)}, "TRL drops it before rewards see it. Give it another name"),
         ({"columns": (f"{__name__}:own",)}, "'run' for run 'r1': every row has a column of this name"),
+        ({"columns": (f"{__name__}:no_name",)}, "returned the column 1 for run 'r1': a column's name must be a text"),
         ({"columns": (f"{__name__}:no_dict",)}, "returned ['x'] for run 'r1'; it must return a dict"),
         ({"columns": ("nowhere:f",)}, "option columns: cannot import 'nowhere' for function"),
         ({"filter": f"{__name__}:missing"}, "option filter:"),
@@ -288,11 +294,42 @@ def test_the_last_feedback_counts_and_a_duplicate_lends_its_answer(tmp_path):
 def test_a_column_that_json_cannot_hold_leaves_the_run_out(tmp_path):
     options = BuildOptions(near_duplicates=None, columns=(f"{__name__}:bytes_for_r1",))
     dataset = built(tmp_path, [run("r1", "one"), run("r2", "two"), run("r3", "three")], options)
-    assert dataset.manifest.left_out == {"malformed": 1} and "r1" not in sides_of(dataset)
+    assert dataset.manifest.left_out == {"column": 1} and "r1" not in sides_of(dataset)
+    assert "1  have a column that cannot be trained on" in str(dataset) and "run r1: 'raw' holds" in str(dataset)
 
 
 def bytes_for_r1(run):
     return {"raw": b"x"} if run.id == "r1" else {}
+
+
+ODD_VALUES = [float("nan"), [float("inf")], 10**30, "\ud800", {1: {2}}, object(), [[]]]
+ODD_VALUES[-1].append(ODD_VALUES[-1])  # within itself
+
+
+def odd_value(run):
+    return {"size": 1, "odd one": ODD_VALUES[int(run.id)]} if run.id.isdigit() else {}
+
+
+@pytest.mark.parametrize("number", range(len(ODD_VALUES)))
+def test_a_value_that_cannot_be_kept_is_told_with_the_name_of_its_column(tmp_path, number):
+    options = BuildOptions(near_duplicates=None, columns=(f"{__name__}:odd_value",))
+    manifest = built(tmp_path, [run(str(number), "one"), run("a", "two"), run("b", "three")], options).manifest
+    assert manifest.left_out == {"column": 1}
+    assert manifest.malformed_example is not None and f"run {number}: 'odd one' " in manifest.malformed_example
+
+
+def test_where_the_prompt_is_at_fault_no_column_is_blamed(tmp_path):
+    options = BuildOptions(near_duplicates=None, columns=(f"{__name__}:odd_value",))
+    given = [run("0", user("q"), said("ends so")), run("a", "two"), run("b", "three")]
+    manifest = built(tmp_path, given, options).manifest
+    assert manifest.left_out == {"malformed": 1} and "assistant turn" in str(manifest.malformed_example)
+
+
+@pytest.mark.parametrize("said_of_it", [{"score": float("nan")}, {"correction": "\ud800"}])
+def test_feedback_that_cannot_be_kept_is_not_lent(tmp_path, said_of_it):
+    given = [run("a", "one"), run("b", "ONE", feedback=rated("b", **said_of_it)), run("c", "two")]
+    dataset = built(tmp_path, given)
+    assert dataset.manifest.left_out == {"duplicate": 1} and dataset.manifest.columns.keys().isdisjoint(said_of_it)
 
 
 def test_only_the_first_turn_of_each_conversation_is_taken_where_asked(tmp_path):
@@ -350,7 +387,7 @@ def test_the_same_question_after_another_history_is_no_near_duplicate(tmp_path):
 
 def test_pairs_are_found_above_the_threshold_and_not_far_below(tmp_path):
     pytest.importorskip("datasketch")
-    rng, found = random.Random(0), {0.95: 0, 0.7: 0}
+    rng, found = random.Random(0), {0.95: 0, 0.85: 0, 0.65: 0}
     for share in found:
         for _ in range(100):
             words = [f"w{rng.randrange(10**9)}" for _ in range(402)]
@@ -359,7 +396,21 @@ def test_pairs_are_found_above_the_threshold_and_not_far_below(tmp_path):
             index.add(index.sign([user(" ".join(words))]), 7)
             changed = words[: shared + 2] + [f"v{rng.randrange(10**9)}" for _ in range(400 - shared)]
             found[share] += index.find(index.sign([user(" ".join(changed))])) == [7]
-    assert found[0.95] >= 98 and found[0.7] == 0
+    assert found[0.95] >= 98 and found[0.85] >= 95 and found[0.65] == 0
+
+
+@pytest.mark.parametrize("with_history", [False, True])
+def test_pairs_just_above_the_threshold_are_found(tmp_path, with_history):
+    """One word of 60 is another one: 55 of 61 shingles are equal, 0.9016."""
+    rng, given = random.Random(5), []
+    vocabulary = [f"{topic}{n}" for topic in TOPICS for n in range(80)]
+    for n in range(100):
+        words = rng.choices(vocabulary, k=60)
+        other = [*words[:30], "another", *words[31:]]
+        past = [[user(" ".join(text)), said("Go on.")] if with_history else [] for text in (words, other)]
+        given += [run(f"{n}-{k}", *past[k], user(" ".join(text))) for k, text in enumerate((words, other))]
+    found = built(tmp_path, given, near()).manifest.left_out.get("near-duplicate", 0)
+    assert found >= 94
 
 
 def test_without_datasketch_only_equal_prompts_are_left_out_and_it_is_said(tmp_path, monkeypatch):
@@ -421,6 +472,36 @@ def test_a_run_that_continues_another_is_on_its_side_in_any_order(tmp_path, keep
     dataset = built(tmp_path, given)
     assert dataset.manifest.train + dataset.manifest.held_out == 32 and dataset.manifest.held_out == 4
     assert one_side_each(sides_of(dataset), lambda id: id.partition("-")[0])
+
+
+def checked(name, turns, start, kept):
+    """Runs that call the model again once it has answered; ``kept`` says what of it their history holds."""
+    history = []
+    for turn in range(turns):
+        text, n = question(start + turn), start + turn
+        prompt = [SYSTEM, *history, user(text)]
+        retry = [*prompt, user(f"Reflect on your previous response: 'draft {n}'")]
+        aside = [user(f"What is worth remembering of {text}?")]
+        replies = [said(f"draft {n}"), said(f"verdict {n}"), said(f"better {n}"), said(f"remembered {n}")]
+        asked = [prompt, retry, [*retry, said("Self reflection failed.")], aside]
+        calls = [Call(id=f"c{n}-{k}", time=float(k), messages=sent, reply=reply)
+                 for k, (sent, reply) in enumerate(zip(asked, replies, strict=True))]  # fmt: skip
+        output = f"Edited {n}" if kept == "edited" else f"better {n}"
+        yield run(f"{name}-{turn}", calls=calls, output=output)
+        history += [user(text), {"draft": replies[0], "better": replies[2], "edited": said(output)}[kept]]
+
+
+@pytest.mark.parametrize("kept", ["draft", "better", "edited"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_that_went_on_after_its_answer_is_with_what_continues_it(tmp_path, kept, seed):
+    given = [run for n in range(8) for run in checked(f"k{n}", 3, 10 * n, kept)]
+    random.Random(seed).shuffle(given)
+    dataset = built(tmp_path, given, BuildOptions(near_duplicates=None, held_out=0.5))
+    assert (dataset.manifest.train, dataset.manifest.held_out) == (12, 12)
+    assert one_side_each(sides_of(dataset), lambda id: id.partition("-")[0])
+    before = sides_of(built(tmp_path, [run for run in given if run.id.endswith("0")], name="grown"))
+    grown = sides_of(built(tmp_path, [run for run in given if not run.id.endswith("0")], name="grown"))
+    assert one_side_each(before | grown, lambda id: id.partition("-")[0])
 
 
 def test_runs_within_a_run_are_on_its_side(tmp_path):
@@ -496,6 +577,14 @@ def test_one_conversation_alone_cannot_be_split_and_it_is_said(tmp_path):
     dataset = built(tmp_path, [run(f"r{n}", question(n), session="s") for n in range(10)])
     assert (dataset.manifest.train, dataset.manifest.held_out) == (10, 0)
     assert "nothing is held out, since all prompts belong to one conversation" in str(dataset)
+
+
+@pytest.mark.parametrize(("count", "share"), [(1, 0.2), (1, 0.9), (2, 0.9), (3, 0.99)])
+def test_one_prompt_at_least_is_left_to_train_on(tmp_path, count, share):
+    options = BuildOptions(near_duplicates=None, held_out=share)
+    dataset = built(tmp_path, [run(f"r{n}", question(n)) for n in range(count)], options)
+    assert (dataset.manifest.train, dataset.manifest.held_out) == (1, count - 1)
+    assert ("nothing is held out, since there is but one prompt" in str(dataset)) == (count == 1)
 
 
 def test_two_sessions_that_begin_alike_are_two_conversations(tmp_path):
@@ -589,7 +678,7 @@ build_dataset(out=sys.argv[1], options=EXACT, runs=runs())
 def test_a_killed_build_leaves_the_old_dataset_whole_and_the_next_one_cleans_up(tmp_path):
     given = [run(f"r{n}", question(n)) for n in range(10)]
     old = built(tmp_path, given)
-    kept = {path.name: path.read_bytes() for path in old.rows.parent.iterdir()}
+    kept = {path.name: path.read_bytes() for path in old.rows.parent.iterdir() if path.name != ".lock"}
     with subprocess.Popen(
         [sys.executable, "-c", ENDLESS, str(old.rows.parent)], stdout=subprocess.PIPE, cwd=os.getcwd()
     ) as child:
@@ -600,7 +689,7 @@ def test_a_killed_build_leaves_the_old_dataset_whole_and_the_next_one_cleans_up(
         child.send_signal(signal.SIGKILL)
     assert {name: (old.rows.parent / name).read_bytes() for name in kept} == kept
     assert built(tmp_path, given).manifest.fingerprint == old.manifest.fingerprint
-    assert sorted(path.name for path in old.rows.parent.iterdir()) == sorted(kept)
+    assert sorted(path.name for path in old.rows.parent.iterdir()) == sorted([*kept, ".lock"])
 
 
 def test_a_build_that_fails_leaves_nothing_behind(tmp_path):
@@ -609,6 +698,58 @@ def test_a_build_that_fails_leaves_nothing_behind(tmp_path):
     with pytest.raises(DataError):
         built(tmp_path, [run("r3", "three")], BuildOptions(near_duplicates=None, filter=f"{__name__}:fails"))
     assert {path.name: path.read_bytes() for path in old.rows.parent.iterdir()} == kept
+
+
+def test_a_build_that_finds_nothing_leaves_no_folder_behind(tmp_path):
+    (tmp_path / "kept").mkdir()
+    for out in ("new", "deep/er/new", "kept/new"):
+        with pytest.raises(DataError, match="no prompt is left to train on"):
+            build_dataset(out=tmp_path / out, options=EXACT, runs=[])
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept"]
+
+
+def test_what_is_in_a_folder_already_stays_when_a_build_finds_nothing(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "notes.txt").write_text("mine")
+    with pytest.raises(DataError):
+        built(tmp_path, [], name="d")
+    assert (tmp_path / "d" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "/proc/none", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_told_with_its_name(tmp_path, out):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"the dataset in '.*' cannot be built: .*; give another out"):
+        build_dataset(out=tmp_path / out, options=EXACT, runs=[run("a", "one"), run("b", "two")])
+
+
+def test_agents_whose_names_make_one_folder_name_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["a b", "a/b", "a_b", "a?b", None, "all", "/", "n" * 300, "n" * 299 + "m"]
+    folders = {}
+    for _ in range(2):  # each finds its own again
+        for place, name in enumerate(names):
+            # for None these are the runs of all agents
+            given = [run(f"r{n}", f"{question(n)} {place}", agent=name or "z") for n in range(2)]
+            options = BuildOptions(near_duplicates=None, agent=name)
+            dataset = build_dataset(options=options, runs=given)
+            assert folders.setdefault(name, dataset.rows.parent) == dataset.rows.parent
+    assert len(set(folders.values())) == len(names) and folders["a b"].name == "a_b"
+    assert all(
+        read_record(folder / "manifest.json", Manifest).options.agent == name for name, folder in folders.items()
+    )
+
+
+def test_the_folder_of_an_agent_stays_its_own_when_the_others_is_gone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {name: [run("r1", "one", agent=name), run("r2", "two", agent=name)] for name in ("a b", "a/b")}
+
+    def of(name):
+        return build_dataset(options=BuildOptions(near_duplicates=None, agent=name), runs=given[name]).rows.parent
+
+    first, second = of("a b"), of("a/b")
+    shutil.rmtree(first)
+    assert of("a/b") == second and of("a b") == first
 
 
 def test_a_memory_of_sides_that_cannot_be_read_is_named_with_its_line(tmp_path):

@@ -1,18 +1,12 @@
 """The comparison counts and averages as one would by hand, and its interval holds what it says."""
 
-import itertools
 import math
 
-import numpy as np
 import pytest
 
-from praison_agent_rl.evaluation import compare, paired_interval, score_answers
+from praison_agent_rl.evaluation import compare, score_answers
 from praison_agent_rl.records import Answer
 from praison_agent_rl.rewards import Reward
-
-
-def interval(base, new, seed=0):
-    return paired_interval(np.array(base, dtype=float), np.array(new, dtype=float), seed=seed)
 
 
 def answers(*totals_of_prompts, **rewards):
@@ -23,84 +17,6 @@ def answers(*totals_of_prompts, **rewards):
             scores = {"main": total, **{name: values[prompt][sample] for name, values in rewards.items()}}
             made.append(Answer(prompt=prompt, sample=sample, text="", tokens=1, rewards=scores, total=total))
     return made
-
-
-# --- the interval -----------------------------------------------------------------------------------------------------
-
-
-def test_two_prompts_have_the_quantiles_that_follow_from_four_resamples():
-    # differences 0 and 1: resample means 0, 1/2, 1 with probabilities 1/4, 1/2, 1/4
-    found = interval([0.5, 0.5], [0.5, 1.5])
-    assert (found.base, found.new, found.difference) == (0.5, 1.0, 0.5)
-    assert (found.low, found.high) == (0.0, 1.0)
-
-
-def test_three_prompts_have_the_quantiles_of_all_27_resamples():
-    differences = [0.0, 1.0, 5.0]
-    means = sorted(sum(drawn) / 3 for drawn in itertools.product(differences, repeat=3))
-    # (0, 0, 0) has probability 1/27 = 3.7 % and so holds the 2.5 % quantile; (5, 5, 5) the 97.5 % one
-    assert (means[0], means[-1]) == (0.0, 5.0) and 1 / 27 > 0.025
-    found = interval([1.0, 1.0, 1.0], [1.0, 2.0, 6.0])
-    assert (found.low, found.high) == (0.0, 5.0)
-
-
-def test_four_prompts_have_the_quantiles_of_all_256_resamples():
-    differences = [-1.0, 0.0, 1.0, 4.0]
-    means = sorted(sum(drawn) / 4 for drawn in itertools.product(differences, repeat=4))
-    low, high = means[math.floor(0.025 * 256)], means[math.floor(0.975 * 256)]  # the 7th and the 250th of 256
-    # neither lies at the border of a step, so 10 000 draws meet the same values
-    assert means[5] == low == means[7] and means[248] == high == means[250]
-    found = interval([0.0] * 4, differences)
-    assert (found.low, found.high) == pytest.approx((low, high))
-
-
-def test_one_prompt_has_an_interval_of_no_width():
-    found = interval([0.25], [1.0])
-    assert (found.difference, found.low, found.high) == (0.75, 0.75, 0.75)
-
-
-def test_many_prompts_have_nearly_the_interval_of_the_normal_distribution():
-    random = np.random.default_rng(7)
-    base = random.normal(0.5, 0.2, size=200)
-    new = base + random.normal(0.03, 0.1, size=200)
-    differences = new - base
-    error = differences.std() / math.sqrt(200)  # the bootstrap's own: divided by n and not n - 1
-    found = interval(base, new)
-    assert found.difference == pytest.approx(differences.mean())
-    # quantiles of 10 000 draws have a standard error of sqrt(0.025 * 0.975 / 10 000) / density = 0.027 errors
-    assert found.low == pytest.approx(differences.mean() - 1.96 * error, abs=0.15 * error)
-    assert found.high == pytest.approx(differences.mean() + 1.96 * error, abs=0.15 * error)
-
-
-def test_both_sides_of_a_prompt_stay_together():
-    # prompts differ widely, but each gains exactly 0.1: a paired interval has no width, an unpaired one would be wide
-    base = np.linspace(-5, 5, 40)
-    found = interval(base, base + 0.1)
-    assert found.low == pytest.approx(0.1) and found.high == pytest.approx(0.1)
-
-
-def test_intervals_hold_the_true_difference_in_about_95_of_100_cases():
-    random = np.random.default_rng(1)
-    held = 0
-    for repetition in range(300):
-        base = random.normal(0.0, 1.0, size=60)
-        new = base + random.normal(0.2, 0.5, size=60)
-        found = interval(base, new, seed=repetition)
-        held += found.low <= 0.2 <= found.high
-    assert 0.91 <= held / 300 <= 0.98
-
-
-def test_the_same_seed_gives_the_same_interval_and_another_a_slightly_different_one():
-    random = np.random.default_rng(3)
-    base, new = random.normal(size=30), random.normal(size=30)
-    one, again, other = interval(base, new, 5), interval(base, new, 5), interval(base, new, 6)
-    assert one == again != other
-    assert one.low == pytest.approx(other.low, abs=0.05) and one.high == pytest.approx(other.high, abs=0.05)
-
-
-def test_without_prompts_everything_is_nan():
-    found = interval([], [])
-    assert all(math.isnan(value) for value in found.model_dump().values())
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -146,7 +62,6 @@ def test_each_reward_has_an_interval_of_its_own_over_the_prompts_that_it_scored(
     assert list(found.rewards) == ["main", "brief"]
     assert (found.rewards["brief"].base, found.rewards["brief"].new) == (0.375, 0.625)
     assert found.rewards["main"].difference == 0.0
-    assert (found.rewards["brief"].low, found.rewards["brief"].high) == (0.0, 0.5)  # differences 0.5 and 0
 
 
 def test_without_any_score_nothing_is_better():
@@ -174,12 +89,65 @@ def test_a_gain_on_every_prompt_is_better_and_a_loss_is_not():
     assert not compare(high, low).better and compare(high, low).losses == 20
 
 
-def test_a_gain_on_4_of_20_prompts_is_proved_and_on_3_is_not():
-    # the low quantile is above 0 if less than 2.5 % of resamples miss every gaining prompt:
-    # (17/20)**20 = 3.9 % and (16/20)**20 = 1.2 %, so 3 do not suffice and 4 do
+def test_a_gain_on_4_of_20_prompts_is_better_and_on_3_is_not():
+    # worked out in test_intervals
     base = answers(*[[0.0]] * 20)
     with_gains = {k: answers(*[[1.0]] * k, *[[0.0]] * (20 - k)) for k in (2, 3, 4, 5)}
     assert {k: compare(base, new).better for k, new in with_gains.items()} == {2: False, 3: False, 4: True, 5: True}
+
+
+def failed(prompt, sample=0):
+    return Answer(prompt=prompt, sample=sample, text="", tokens=0, rewards={}, total=None, error="it broke")
+
+
+def test_an_answer_that_failed_is_neither_a_zero_nor_passed_over_in_silence():
+    base = [*answers([0.5, 0.5], [0.5, 0.5]), failed(2), failed(2, 1)]
+    new = [*answers([1.0], [0.5, 0.5]), failed(0, 1), *answers([], [], [0.9, 0.9])]
+    found = compare(base, new)
+    assert (found.errors_base, found.errors_new) == (2, 1)
+    # prompt 0 counts by the answer that it has, prompt 2 has no scored answer of the base
+    assert (found.prompts, found.unscored, found.wins, found.ties) == (2, 1, 1, 1)
+    assert (found.total.base, found.total.new) == (0.5, 0.75)
+    assert found.rewards["main"].new == 0.75
+
+
+def test_a_score_beside_an_error_does_not_count():
+    base = answers([0.5], [0.5])
+    new = [answers([1.0])[0].model_copy(update={"error": "cut off"}), answers([], [1.0])[0]]
+    found = compare(base, new)
+    assert (found.prompts, found.errors_new, found.total.new) == (1, 1, 1.0)
+
+
+def test_all_answers_failed_is_no_number_and_not_better():
+    found = compare([failed(p) for p in range(9)], answers(*[[1.0]] * 9))
+    assert (found.prompts, found.unscored, found.errors_base) == (0, 9, 9)
+    assert math.isnan(found.total.low) and not found.better
+
+
+def test_rewards_that_judge_have_intervals_of_their_own():
+    base = [a.model_copy(update={"judged": {"kind": 0.25}}) for a in answers(*[[0.5]] * 9)]
+    new = [a.model_copy(update={"judged": {"kind": 0.75}}) for a in answers(*[[0.5]] * 9)]
+    found = compare(base, new)
+    assert list(found.judged) == ["kind"] and list(found.rewards) == ["main"]
+    assert (found.judged["kind"].difference, found.judged["kind"].low) == (0.5, 0.5)
+    assert found.total.difference == 0
+
+
+def test_how_many_prompts_would_show_the_difference_is_said():
+    # gains 1, 0, 0, ... of 10 prompts: mean 0.1, variance 0.1, so 7.8489 * 0.1 / 0.01 = 78.5
+    assert compare(answers(*[[0.0]] * 10), answers([1.0], *[[0.0]] * 9)).needed == 79
+    assert compare(answers(*[[0.0]] * 10), answers(*[[0.0]] * 10)).needed is None
+
+
+def test_a_score_that_is_no_number_is_never_better():
+    new = answers(*[[1.0]] * 19, [math.nan])
+    found = compare(answers(*[[0.0]] * 20), new)
+    assert math.isnan(found.total.low) and not found.better and found.needed is None
+
+
+def test_the_order_in_which_samples_were_summed_is_a_tie():
+    found = compare(answers(*[[0.1, 0.2, 0.3]] * 9), answers(*[[0.3, 0.2, 0.1]] * 9))
+    assert (found.ties, found.wins, found.better) == (9, 0, False)
 
 
 def test_the_order_of_the_answers_does_not_matter():

@@ -87,6 +87,31 @@ def test_a_request_with_its_response_is_one_call(tmp_path, record):
     assert call.settings["temperature"] == 0.5 and "messages" not in call.settings
 
 
+@pytest.mark.parametrize("error", ["boom", {"message": "boom", "code": 429}])
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"request": {"messages": [SYSTEM, ASK, ANSWER, AGAIN]}, "response": None, "error": "ERROR"},
+        {"body": {"messages": [SYSTEM, ASK, ANSWER, AGAIN]}, "error": "ERROR"},
+        {"messages": [SYSTEM, ASK, ANSWER, AGAIN], "response": None, "error": "ERROR"},
+        {
+            "request": {"messages": [SYSTEM, ASK, ANSWER, AGAIN]},
+            "response": {"status": 429, "body": {"error": "ERROR"}},
+        },
+    ],
+)
+def test_a_request_that_failed_is_a_run_with_the_error(tmp_path, record, error):
+    record = json.loads(json.dumps(record).replace('"ERROR"', json.dumps(error)))
+    report, (run,) = imported(tmp_path, [record])
+    assert said(run) == [([SYSTEM, ASK, ANSWER, AGAIN], None)] and report.left_out == {}
+    assert (run.error, run.calls[0].error) == ("boom", "boom") and "error" not in run.calls[0].settings
+
+
+def test_an_error_beside_a_conversation_is_that_of_its_last_turn(tmp_path):
+    _, runs = imported(tmp_path, [{"messages": [ASK, ANSWER, AGAIN], "error": "boom"}])
+    assert [run.error for run in runs] == [None, "boom"]
+
+
 def test_a_sharegpt_conversation_is_read_with_its_tools(tmp_path):
     turns = [
         {"from": "human", "value": "2+3?"},
@@ -282,6 +307,45 @@ def test_calls_of_one_trace_are_one_run_in_the_order_of_time_and_agents_have_the
     }
 
 
+ASIDE = (
+    "llm.invocation_parameters",
+    "llm.model_name",
+    "llm.token_count",
+    "gen_ai.response.finish_reasons",
+    "session.id",
+)
+
+
+@pytest.mark.parametrize("value", ["None", "[1]", "5", "", "{", None, 7, [1], [], {}, {"a": 1}, True])
+@pytest.mark.parametrize("name", ASIDE)
+def test_a_span_is_taken_whatever_stands_beside_its_messages(tmp_path, name, value):
+    span = {"context": {"trace_id": "1", "span_id": "2"}, "attributes": {**OPENINFERENCE, name: value}}
+    report, (run,) = imported(tmp_path, [span])
+    assert report.left_out == {} and run.calls[0].messages[1] == ASK and run.calls[0].reply == ANSWER
+    if name == "llm.invocation_parameters" and value != {"a": 1}:
+        assert run.calls[0].settings == {}
+
+
+@pytest.mark.parametrize("value", ["x", 10**40, -1, float("nan"), {"a": 1}, [1], "²", "9" * 400, True])
+@pytest.mark.parametrize("name", ["start_time", "end_time", "parent_id", "status"])
+def test_a_span_is_taken_whatever_its_times_and_parent_are(tmp_path, name, value):
+    span = {"context": {"trace_id": "1", "span_id": "2"}, "attributes": OPENINFERENCE, name: value}
+    report, (run,) = imported(tmp_path, [span])
+    assert report.left_out == {} and said(run)[0][1] == ANSWER
+
+
+def test_spans_of_one_id_in_two_traces_are_two_calls(tmp_path):
+    other = otlp(GEN_AI, traceId="t2")
+    report, runs = imported(tmp_path, in_otlp(otlp(GEN_AI), other))
+    assert (len(runs), report.left_out) == (2, {})
+
+
+def test_spans_that_name_no_trace_are_runs_of_their_own(tmp_path):
+    spans = [{"span_id": str(n), "attributes": {**OPENINFERENCE, "session.id": f"s{n}"}} for n in range(3)]
+    _, runs = imported(tmp_path, spans)
+    assert [run.session for run in runs] == ["s0", "s1", "s2"]
+
+
 def test_a_model_call_without_its_messages_is_counted_as_such(tmp_path):
     spans = [otlp({"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}), otlp(GEN_AI, span="d")]
     report, _ = imported(tmp_path, in_otlp(*spans))
@@ -344,7 +408,99 @@ def test_a_generation_that_failed_is_a_run_with_the_error(tmp_path):
     assert (run.error, run.calls[0].reply) == ("429: slow down", None)
 
 
+TWICE = "is there twice (the same id in the same trace)"
+
+
+def test_what_is_told_twice_is_taken_once_and_counted(tmp_path):
+    agent = otlp({"openinference.span.kind": "AGENT", "agent.name": "Helper"}, span="a", parent="")
+    report, (run,) = imported(tmp_path, [*in_otlp(agent, otlp(GEN_AI)), *in_otlp(agent, otlp(GEN_AI))])
+    assert (report.records, report.taken, report.left_out[TWICE], len(run.calls)) == (4, 1, 2, 1)
+    report = import_log(put(tmp_path, [observation(), observation()]), tmp_path / "other")
+    assert (report.records, report.taken, report.runs, report.left_out) == (2, 1, 1, {TWICE: 1})
+
+
+# --- the same log again ------------------------------------------------------------------------------------------
+
+FLAT = {"messages": [SYSTEM, ASK, CALL, RESULT, ANSWER, AGAIN, EIGHT]}
+SHARED = {"conversations": [{"from": "human", "value": "2+3?"}, {"from": "gpt", "value": "5"}]}
+SPAN = {"context": {"trace_id": "1", "span_id": "2"}, "attributes": OPENINFERENCE}
+LOGS = {
+    "openai": [FLAT, FLAT, {"request": {"messages": [ASK]}, "response": {"choices": [{"message": ANSWER}]}}],
+    "sharegpt": [SHARED, {**SHARED, "id": "s1"}, {**SHARED, "id": "s2"}],
+    "session": [{"session_id": "s", "agent_name": "A", "messages": [{**ASK, "timestamp": 1.7e9}, ANSWER]}],
+    "otel": [SPAN, {"attributes": OPENINFERENCE}],
+    "langfuse": [observation(), observation(**LATER), observation(id=None, traceId=None)],
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_log_that_is_brought_in_again_doubles_nothing_and_it_is_said(tmp_path, name):
+    first, before = imported(tmp_path, LOGS[name])
+    again, after = imported(tmp_path, LOGS[name], "renamed.jsonl")
+    assert first.runs == len(before) > 0 and (first.already_there, after) == (0, before)
+    assert (again.runs, again.calls, again.already_there) == (0, 0, first.runs)
+    assert (again.records, again.taken) == (first.records, first.taken)
+    assert f"{first.runs}  runs were already there" in str(again)
+
+
+def test_what_a_log_has_grown_by_is_taken_and_only_that(tmp_path):
+    imported(tmp_path, [FLAT])
+    report, runs = imported(tmp_path, [{"messages": [*FLAT["messages"], ASK, ANSWER]}, FLAT, FLAT])
+    assert (report.already_there, report.runs, len(runs)) == (2, 5, 7)
+    assert len({run.id for run in runs}) == 7
+
+
+def test_runs_that_were_recorded_are_no_reason_to_leave_out_others(tmp_path):
+    assert imported(tmp_path, [FLAT])[0].runs == 2
+    assert import_log(put(tmp_path, [FLAT]), tmp_path / "elsewhere").runs == 2
+
+
+def test_what_is_masked_does_not_tell_on_itself_by_the_ids_of_runs(tmp_path):
+    ids = set()
+    for n, address in enumerate(["ann@mail.example", "bob@mail.example"]):
+        path = put(tmp_path, [{"messages": [{"role": "user", "content": f"Write to {address}"}, ANSWER]}])
+        import_log(path, tmp_path / str(n), redact="personal")
+        ids |= {run.id for run in read_runs(tmp_path / str(n))}
+    assert len(ids) == 1
+
+
 # --- files -------------------------------------------------------------------------------------------------------
+
+
+def pretty(*values, between="\n"):
+    return between.join(json.dumps(value, indent=4) for value in values)
+
+
+SPANS = [{**SPAN, "context": {"trace_id": str(n), "span_id": "2"}} for n in range(3)]
+LINE = json.dumps({"messages": [ASK, ANSWER]})
+
+
+@pytest.mark.parametrize(
+    ("content", "runs", "torn"),
+    [
+        (pretty(*SPANS), 3, 0),
+        (pretty(*SPANS, between=""), 3, 0),
+        (pretty(*SPANS, between=",\r\n\r\n") + "\n", 3, 0),
+        ("INFO the program begins\nINFO and goes on\n" + pretty(*SPANS), 3, 2),
+        (pretty(*SPANS)[:-60], 2, 1),
+        (pretty(SPANS[0])[:300] + "\n" + pretty(*SPANS[1:]), 2, 1),
+        (pretty(*SPANS[:2]) + "\nINFO between\n" + pretty(SPANS[2]), 3, 1),
+        (pretty(SPANS[:2]) + "\n" + pretty({"spans": SPANS[2:]}), 3, 0),
+        (f"{LINE[:20]}\n{LINE}\n{LINE}\n", 2, 1),
+        (f"{LINE[20:]}\n{LINE}\n{LINE}\n", 2, 1),
+        (f"{LINE[:20]}\n{LINE}\n{LINE[:30]}\n{LINE}\n{LINE[:10]}", 2, 3),
+        (f"\ufeff\n\n{LINE[:20]}\n{LINE}", 1, 1),
+    ],
+    ids=["lines", "no space", "commas", "log", "end", "first", "amid", "lists", "torn", "tail", "more", "mark"],
+)
+def test_values_over_several_lines_are_read_and_torn_ones_are_counted(tmp_path, content, runs, torn):
+    report, found = imported(tmp_path, content)
+    assert (len(found), report.left_out) == (runs, {"is no JSON": torn} if torn else {})
+
+
+def test_a_file_that_is_nested_without_end_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="is neither JSON nor JSON lines"):
+        imported(tmp_path, "[\n" * 50_000)
 
 
 def test_every_record_is_accounted_for_and_the_report_tells(tmp_path):

@@ -1,14 +1,17 @@
 """A run is checked and written whole, or not at all; a file that cannot be read is not blamed for what is in it."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from praison_agent_rl import planning
 from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.data import read_rows
 from praison_agent_rl.errors import ConfigError, DataError, PraisonRLError
 from praison_agent_rl.estimate import LEAST_DISK, estimate_run, in_words
+from praison_agent_rl.past import EarlierPrompts, Incumbent, Past
 from praison_agent_rl.planning import Draft, draft_from_config, write_run
 
 
@@ -71,3 +74,98 @@ def test_a_dataset_without_a_name_is_looked_up_nowhere(entry):
     assert any("dataset[0] needs a name" in line for line in lines) and "hub" not in str(caught.value).replace(
         "on the hub", ""
     ).replace("hub name", "")
+
+
+# --- judges and the gate's rules --------------------------------------------------------------------------------------
+
+SCORERS = """
+def brief(completions, **_):
+    return [1.0 / (1 + len(text)) for text in completions]
+
+def letters(completions, **_):
+    return [sum(c.islower() for c in text) / (1 + len(text)) for text in completions]
+"""
+
+
+@pytest.fixture
+def scorers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "planscorers.py").write_text(SCORERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield "planscorers"
+    sys.modules.pop("planscorers", None)
+
+
+def prepared(**settings):
+    config = TrainConfig.load(settings, need_model=False, need_data=False)
+    problems = planning.Problems()
+    found = planning.prepare_rewards(config, [[{"role": "user", "content": "Hi"}]], {}, problems=problems)
+    problems.raise_all()
+    return found
+
+
+def test_judges_are_tried_and_named_apart_from_the_rewards(scorers) -> None:
+    rewards, judges = prepared(reward_funcs="planscorers:brief", judge_funcs=["planscorers:letters"])
+    assert [reward.name for reward in rewards] == ["brief"] and [judge.name for judge in judges] == ["letters"]
+
+    def brief(completions, **_):
+        return [float(len(text)) for text in completions]
+
+    _, judges = prepared(reward_funcs="planscorers:brief", judge_funcs=brief)
+    assert [judge.name for judge in judges] == ["brief_judge"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"guards": {"breif": 0.1}}, r"guards names 'breif', .* they are 'brief' or 'letters'; did you mean 'brief'\?"),
+        ({"guard_limits": {"longr": 3}}, r"guard_limits names 'longr', .*; did you mean 'longer'\?"),
+        ({"judge_funcs": "planscorers:brief"}, "judge_funcs and reward_funcs both name 'brief'"),
+        ({"judge_funcs": "planscorers:nope"}, "'planscorers' has no 'nope'"),
+    ],
+)
+def test_what_the_gate_cannot_go_by_is_said_before_a_model_loads(scorers, settings, said) -> None:
+    with pytest.raises(PraisonRLError, match=said):
+        prepared(reward_funcs="planscorers:brief", **{"judge_funcs": "planscorers:letters", **settings})
+
+
+def test_faults_of_all_rules_are_told_at_once(scorers) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepared(reward_funcs="planscorers:brief", guards={"x": 0}, guard_limits={"y": 1})
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_plan_says_what_the_gate_will_go_by(scorers, tmp_path) -> None:
+    settings = {"eval_samples": 3, "min_gain": 0.05, "guards": {"letters": 0.1}, "guard_limits": {"longer": 3}}
+    funcs = {"reward_funcs": "planscorers:brief", "judge_funcs": "planscorers:letters"}
+    config = TrainConfig.load({**settings, **funcs}, need_model=False, need_data=False)
+    rewards, judges = prepared(**settings, **funcs)
+    held_out = [{"prompt": "b"}]
+    made = Draft(config, "owner/name", [{"prompt": "a"}], held_out, rewards, judges=judges)
+    earlier = EarlierPrompts("v1", [{"prompt": "a"}, {"prompt": "c"}], planning._rewards_of(made))
+    past = Past("Helper", "v2", [earlier], Incumbent("gpt", {0: "said"}), ["beat it"])
+    run = write_run(made, tmp_path / "run", past)
+    plan = run.plan
+    assert (plan.samples, plan.agent, plan.parent, plan.incumbent) == (3, "Helper", "v2", "gpt")
+    assert plan.rules.model_dump() == {"min_gain": 0.05, "guards": {"letters": 0.1}, "limits": {"longer": 3.0}}
+    assert [judge.spec for judge in plan.judges] == ["planscorers:letters"]
+    assert read_rows(run.guard_rows("earlier")) == [{"prompt": "c", "_version": "v1"}]
+    assert len(read_rows(run.guard_rows("control"))) == 40
+    assert read_rows(run.recorded) == [{"prompt": 0, "text": "said"}]
+    assert "beat it" in plan.notes and any("trained on now" in note for note in plan.notes)
+
+
+def test_where_nothing_is_held_out_nothing_else_is_asked(tmp_path) -> None:
+    run = write_run(draft(), tmp_path / "run")
+    assert not run.guard_rows("control").exists() and not run.guard_rows("earlier").exists()
+
+
+def test_a_judge_that_only_this_process_has_keeps_the_run_here(scorers) -> None:
+    config = TrainConfig.load(
+        {"reward_funcs": "planscorers:brief", "judge_funcs": [lambda completions, **_: [0.0] * len(completions)]},
+        need_model=False,
+        need_data=False,
+    )
+    rewards, judges = prepared(reward_funcs=config.reward_funcs, judge_funcs=config.judge_funcs)
+    assert not Draft(config, "owner/name", [], [], rewards, judges=judges).nameable
+    assert Draft(config.model_copy(update={"judge_funcs": None}), "owner/name", [], [], rewards).nameable

@@ -75,6 +75,15 @@ def test_enabled_without_consent_it_records_nothing_and_says_so_once(options, pl
     assert open_recordings() == () and not Path("kept").exists() and not Path(".praisonai").exists()
 
 
+def test_a_store_may_be_in_the_home_folder_and_has_to_be_a_path(plugin, server_a, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    enable(allow_conversation=True, store="~/kept")
+    build_agent("environment", server_a.url).chat("hello")
+    assert len(list(read_runs(tmp_path / "home/kept"))) == 1 and not Path("~").exists()
+    enable(allow_conversation=True, store=5)
+    assert open_recordings() == () and "store=5 is no folder" in caplog.text
+
+
 def test_only_agents_of_the_given_names_are_recorded(plugin, server_a):
     enable(**CONSENT, agents=["support-*", "bob"])
     for name in ("support-de", "bob", "bobby"):

@@ -4,6 +4,7 @@ import base64
 import doctest
 import json
 import random
+import re
 import string
 import sys
 import time
@@ -12,8 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from praison_agent_rl.errors import ConfigError, MissingExtra
-from praison_agent_rl.transcripts import redaction
-from praison_agent_rl.transcripts.redaction import find_redactor, mask_personal, mask_secrets, redact_value
+from praison_agent_rl.transcripts import redaction, secret_values
+from praison_agent_rl.transcripts.plain_values import plain, revive
+from praison_agent_rl.transcripts.redaction import Redactor, find_redactor, mask_personal, mask_secrets, redact_value
 
 ALNUM = string.ascii_letters + string.digits
 HEX = string.digits + "abcdef"
@@ -246,6 +248,323 @@ def test_a_text_full_of_different_addresses_takes_linear_time() -> None:
     assert time.process_time() - began < 2
 
 
+HUGE = ["a", "key=", "-----BEGIN", "-----BEGIN PRIVATE KEY-----", "0123456789", 'password="', "api_key: ", "/a+b"]
+
+
+@pytest.mark.parametrize("piece", HUGE)
+def test_five_megabytes_of_the_worst_take_linear_time(piece: str) -> None:
+    text = (piece * (5_000_000 // len(piece) + 1))[:5_000_000]
+    began = time.process_time()
+    find_redactor("personal")(text, {})
+    assert time.process_time() - began < 20  # measured: 0.02 to 5 s
+
+
+def quickest(text: str, redact: Redactor) -> float:
+    def once() -> float:
+        began = time.process_time()
+        assert redact(text, {}) == text
+        return time.process_time() - began
+
+    return min(once() for _ in range(5))
+
+
+@pytest.mark.parametrize("around", ["data:image/png;base64,{}", '{{"data": "{}", "format": "wav"}}', "{}"])
+@pytest.mark.parametrize("redact", [mask_secrets, mask_personal])
+def test_images_and_sound_are_passed_over(around: str, redact: Redactor) -> None:
+    text = around.format(base64.b64encode(random.Random(3).randbytes(2_250_000)).decode())
+    assert quickest(text, redact) < 0.03 * 3  # measured: 3 ms for each of the 3 MB; the bound allows a slow machine
+
+
+def test_ordinary_texts_cost_little() -> None:
+    prose = "The quick brown fox jumps over the lazy dog, and then it goes to the forest: the others wait. " * 215
+    assert quickest(prose[:20_000], mask_secrets) < 0.004  # measured: 0.5 ms
+
+
+def test_what_stands_beside_a_long_run_is_masked_and_the_run_comes_back() -> None:
+    image = base64.b64encode(random.Random(3).randbytes(30_000)).decode()
+    text = f"password: hunter22 data:image/png;base64,{image} password: hunter33\n{image} token=abcdefgh12345678X"
+    names: dict[str, str] = {}
+    masked = mask_secrets(text, names)
+    assert masked == (
+        f"password: <SECRET_1> data:image/png;base64,{image} password: <SECRET_2>\n{image} token=<SECRET_3>"
+    )
+    assert list(names) == ["hunter22", "hunter33", "abcdefgh12345678X"]
+
+
+LONG = "".join(random.Random(5).choices(ALNUM, k=6000)) + "End7"
+
+
+@pytest.mark.parametrize("length", [290, 301, 1000, 2500, 6000])
+@pytest.mark.parametrize(
+    "form",
+    [
+        '{{"aws_session_token": "{}"}}',
+        "AWS_SESSION_TOKEN={} ",
+        "password='{}'",
+        "password: {}\n",
+        "--token {} x",
+        "?access_token={}&x=1",
+        "Server=a;Password={};x=y",
+        "Authorization: Bearer {}",
+        "https://ann:{}@host/x",
+        "sk-{} is it",
+        "eyJhbGciOiJIUzI1NiJ9.{}.c2lnbmF0dXJl",
+        "<password>{}</password>",
+        "Cookie: session={}",
+    ],
+)
+def test_secrets_of_any_length_are_masked_to_their_end(form: str, length: int) -> None:
+    secret = LONG[-length:]
+    names: dict[str, str] = {}
+    masked = mask_secrets(form.format(secret), names)
+    assert "End7" not in masked and secret[:20] not in masked and "<SECRET_1>" in masked
+    assert any(secret in known for known in names)
+
+
+def in_json(value: object, times: int) -> str:
+    for _ in range(times):
+        value = json.dumps(value)
+    return str(value)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "secret", ["Sup3rS3cret", "Sup3r'S3cret", 'Sup3r"S3cret', "*S3cret", "%S3cret", "$S3cret9", "[S3cret"]
+)
+@pytest.mark.parametrize("more", ["<S3cret", "envS3cret", "environment99", "pa,ss S3cret7", "a\\S3cret\\"])
+def test_named_values_are_masked_in_json_within_json(secret: str, more: str, depth: int) -> None:
+    masked = mask_secrets(in_json({"password": secret, "api_key": more, "user": "ann"}, depth), {})
+    assert "S3cret" not in masked and "ment99" not in masked and "<SECRET_2>" in masked
+    for _ in range(depth):
+        masked = json.loads(masked)
+    assert masked == {"password": "<SECRET_1>", "api_key": "<SECRET_2>", "user": "ann"}
+
+
+DISCORD = "MTk4NjIyNDgzNDcxOTI1MjQ4.Cl2FMQ.ZnCjm1XVW7vRze4b7Cq4se7kKWs"
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        (f"discord_bot_token: {DISCORD}", DISCORD),
+        (f"use {DISCORD}", DISCORD),
+        ("password: abc,def123456", "abc,def123456"),
+        ("password=pa$$w0rd123", "pa$$w0rd123"),
+        ("Password: Tr0ub4dor&3xyz", "Tr0ub4dor&3xyz"),
+        ("postgres://admin:pa/ssw0rd@db.example.com:5432/x", "pa/ssw0rd"),
+        ("postgres://admin:pa?ssw0rd@db.example.com:5432/x", "pa?ssw0rd"),
+        ("https://h/?password=correcthorse&x=1", "correcthorse"),
+        ("DB_PASS=correcthorse", "correcthorse"),
+        ("pass: S3cretPw99", "S3cretPw99"),
+        ("**Password:** S3cretPw99", "S3cretPw99"),
+        ("**Password**: `S3cretPw99`", "S3cretPw99"),
+        ("Password: `correct`", "correct"),
+        ("password\uff1aS3cretPw99", "S3cretPw99"),
+        ("my password is Hunter2xyz9, thanks", "Hunter2xyz9"),
+        ("<password>correct</password>", "correct"),
+        ('<add key="ApiKey" value="abcDEF1234567890xyz"/>', "abcDEF1234567890xyz"),
+        ('{"name":"DB_PASSWORD","value":"correct"}', "correct"),
+        ('"{\\"name\\": \\"DB_PASSWORD\\", \\"value\\": \\"correct\\"}"', "correct"),
+        ("sshpass -p S3cretPw99 ssh x", "S3cretPw99"),
+        ("mysql -u root -pS3cretPw99 db", "S3cretPw99"),
+        ("docker login -u me -p S3cretPw99", "S3cretPw99"),
+        ("curl -uann:S3cretPw99 https://x", "S3cretPw99"),
+        ("machine api.x.example login me password S3cretPw99", "S3cretPw99"),
+        ("Cookie: a=b; sessionid=abcdef0123456789", "abcdef0123456789"),
+        ("Set-Cookie: JSESSIONID=9A8B7C6D5E4F; Path=/", "9A8B7C6D5E4F"),
+        ('{"auths":{"x":{"auth":"dXNlcjpwYXNzd29yZA=="}}}', "dXNlcjpwYXNzd29yZA=="),
+        ("//r.example/:_auth=dXNlcjpwYXNzd29yZA==", "dXNlcjpwYXNzd29yZA=="),
+        ("//r.example/:_authToken=abcdef01-2345-6789-abcd-ef0123456789", "abcdef01-2345-6789-abcd-ef0123456789"),
+        ("secret access key: wJalrXUtnFEMIK7MDENGbPxRfiCY9", "wJalrXUtnFEMIK7MDENGbPxRfiCY9"),
+        ("Api Key: abcDEF1234567890", "abcDEF1234567890"),
+        ("consumerKey=abcDEF1234567890", "abcDEF1234567890"),
+        ("Basic auth: Authorization: Basic YTpi", "YTpi"),
+    ],
+)
+def test_named_secrets_are_masked_however_they_are_written(text: str, secret: str) -> None:
+    names: dict[str, str] = {}
+    for around in ("{}", "First.\n{}\nLast."):
+        masked = mask_secrets(around.format(text), names)
+        assert secret not in masked and "SECRET_1" in masked
+        assert mask_secrets(masked, names) == masked
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "$NAME",
+        "${NAME}",
+        "<your-key>",
+        "env.NAME",
+        "os.environ['NAME2']",
+        "%NAME%",
+        "***",
+        "{{ name1 }}",
+        "[hidden]",
+        "process.env.NAME1",
+        "$(pass show x1)",
+        "your-api-key-here",
+        "YOUR_API_KEY_123",
+        "sk-...",
+        "<SECRET_1>",
+        "%(name)s",
+    ],
+)
+def test_references_and_placeholders_stay(value: str) -> None:
+    for text in (f'password = "{value}"', f"api_key={value}", f"API_KEY={value}", json.dumps({"password": value})):
+        assert mask_secrets(text, {}) == text
+    assert redact_value({"password": value}, mask_secrets, {}) == {"password": value}
+
+
+@pytest.mark.parametrize("begin", ["RSA PRIVATE KEY", "PRIVATE KEY", "PGP PRIVATE KEY BLOCK", "ENCRYPTED PRIVATE KEY"])
+@pytest.mark.parametrize("line", ["", "> ", "    ", "# ", "| "])
+@pytest.mark.parametrize("cut", [True, False])
+def test_private_keys_are_masked_quoted_encrypted_and_cut_off(begin: str, line: str, cut: bool) -> None:
+    headers = ["Proc-Type: 4,ENCRYPTED", "DEK-Info: AES-128-CBC,ABCDEF", ""]
+    lines = [f"-----BEGIN {begin}-----", *headers, *[LONG[place : place + 64] for place in range(0, 640, 64)], "c7cut"]
+    if not cut:
+        lines.append(f"-----END {begin}-----")
+    text = "\n".join(line + each for each in lines) + "\nGood bye."
+    for form in (text, json.dumps(text), json.dumps(json.dumps(text))):
+        masked = mask_secrets(form, {})
+        assert not any(LONG[place : place + 16] in masked for place in range(640)) and "c7cut" not in masked
+        assert "Good bye." in masked
+
+
+def made(pattern: str) -> str:
+    """A text of literals and of {kind length}: x hexadecimal, d digits, u capitals and digits, a any of both."""
+    chance = random.Random(pattern)
+    letters = {"x": HEX, "d": string.digits[1:], "u": string.ascii_uppercase + string.digits, "a": ALNUM}
+    return re.sub(r"\{(\w)(\d+)\}", lambda m: "".join(chance.choices(letters[m[1]], k=int(m[2]))), pattern)
+
+
+PROVIDERS = [
+    "{d10}:AA{a33}", "SK{x32}", "AC{x32}", "M{a25}.{a6}.{a38}", "glrt-{a20}", "gldt-{a20}", "glptt-{x40}",
+    "{a3}8Q~{a34}", "hvs.{a90}", "glsa_{a32}_{x8}", "glc_{a60}", "sntrys_{a60}", "sbp_{x40}", "dckr_pat_{a27}",
+    "lin_api_{a40}", "ntn_{a46}", "secret_{a43}", "pat{a14}.{x64}", "figd_{a40}", "PMAK-{x24}-{x34}",
+    "ATATT3xFfGF0{a170}", "sq0atp-{a22}", "EAAA{a60}", "key-{x32}", "tvly-{a32}", "tvly-dev-{a32}", "fc-{x32}",
+    "pcsk_{a60}", "jina_{a60}", "sk_{x48}", "csk-{x48}", "dp.pt.{a43}", "{a14}.atlasv1.{a67}", "fo1_{a43}",
+    "LTAI{a20}", "gsk_{a52}", "pplx-{a48}", "xai-{a80}", "r8_{a37}", "tgp_v1_{a43}", "sk-or-v1-{x64}",
+    "dop_v1_{x64}", "shpat_{x32}", "NRAK-{u27}", "dapi{x32}", "nfp_{a36}", "pscale_tkn_{a43}", "HRKU-{a60}",
+    "pul-{x40}", "rubygems_{x48}", "xkeysib-{x64}-{a16}", "{x32}-us12", "AGE-SECRET-KEY-1{u58}", "ya29.a0{a150}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", PROVIDERS)
+def test_keys_of_providers_are_known_when_they_stand_alone(form: str) -> None:
+    key = made(form)
+    for around in ("Please use {} for it.", "{}", "one\n{}\ntwo", "it's ({}), see", '{{"x": "{}"}}', "\u4f7f\u7528{}"):
+        masked = mask_secrets(around.format(key), {})
+        assert masked == around.format("<SECRET_1>")
+    assert mask_secrets(json.dumps(f"first\n{key}\n"), {}) == '"first\\n<SECRET_1>\\n"'
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("https://api.telegram.org/bot{d9}:AA{a33}/getMe", "https://api.telegram.org/bot<SECRET_1>/getMe"),
+        ("https://hooks.slack.com/services/T{u8}/B{u8}/{a24}", "https://hooks.slack.com/services/<SECRET_1>"),
+        ("https://discord.com/api/webhooks/{d18}/{a68}", None),
+        ("https://{x40}@github.com/x/y.git", "https://<SECRET_1>@github.com/x/y.git"),
+        ("FlyV1 fm2_{a100}", "<SECRET_1>"),
+    ],
+)
+def test_keys_in_urls_are_known(url: str, masked: str | None) -> None:
+    text = made(url)
+    assert mask_secrets(text, {}) == (masked or text.rpartition("/")[0] + "/<SECRET_1>")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "aws docs sha1 2fd4e1c67A2d28fced849ee1bb76e7391b93eb12",
+        "AWS s3://bucket/data/FooBar/2024/ReportQuarter1FinalVersion2/x",
+        "AWS data/FooBar/2024/ReportQuarterOneFinalVersio",
+        "https://example.com/path?key=summer2024sale",
+        "https://video.example/watch?v=dQw4w9WgXcQ&key=chapter12x",
+        "PUBLIC_KEY=abc123def",
+        '{"public_key": "abc123def456"}',
+        "export PWD=home1/user1 OLDPWD=home2",
+        "api_key='your-api-key-here'",
+        "AWS_ACCESS_KEY_NAME=deploy1 SECRET_NAME=database1 TOKENIZERS_PARALLELISM=false1",
+        "bypass=abc123def compass: north12",
+        "http://localhost:8080/@foo https://host:443/a@b https://en.example/wiki/File:Foo@2x.png",
+        "token: str, password: string, cookies: none, Cookie: yes, author: Ann2, basic auth: on",
+    ],
+)
+def test_what_only_resembles_a_secret_stays(text: str) -> None:
+    assert mask_secrets(text, {}) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "version 1.2.3.4, v1.22.33.4, package==1.2.3.4",
+        "2 3 5 7 11 13 17 19 23 29 31",
+        "4 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1",
+        "1111 1111 1111 1111",
+        "0612 3456 78 ms, 123 456 7890 items",
+    ],
+)
+def test_numbers_of_other_things_are_not_personal(text: str) -> None:
+    assert mask_personal(text, {}) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4539 1488 0343 6467",
+        "4111111111111111",
+        "3782 822463 10005",
+        "5555-5555-5555-4444",
+        "6011111111111117",
+        "2223003122003222",
+    ],
+)
+def test_numbers_that_issuers_give_are_cards(text: str) -> None:
+    assert mask_personal(f"It is {text}.", {}) == "It is <CARD_1>."
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"password": 99887766},
+        {"password": b"99887766"},
+        {"passwords": ["99887766"]},
+        {"password": ("99887766",)},
+        {"password": {"value": "99887766"}},
+        {"db_password_prod": "99887766"},
+        {"access token": "99887766"},
+        {1: 2, "password": "99887766"},
+        {"$x": 1, "api_key": "99887766"},
+        {"a": [{"password": {"current": ["99887766"]}}]},
+        {"name": "DB_PASSWORD", "value": "99887766"},
+        {"headers": {"Authorization": "99887766"}},
+        {"headers": {"authorization": "Bearer 99887766"}},
+        {"Cookie": "sid=99887766"},
+        {"auth": ["ann", "99887766"]},
+        {"auth": "dXNlcjo5OTg4Nzc2Ng=="},
+    ],
+)
+def test_structured_values_under_secret_names_are_masked(value: object) -> None:
+    masked = json.dumps(redact_value(plain(value), mask_secrets, {}))
+    for secret in ("99887766", base64.b64encode(b"99887766").decode(), "dXNlcjo5OTg4Nzc2Ng=="):
+        assert secret not in masked
+    revive(json.loads(masked))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"api_key": {"type": "string", "description": "The key of the API"}, "password": None, "token": True},
+        {"usage": {"total_tokens": 12345678, "max_tokens": 4096}, "session_tokens": 5000, "PWD": "/home/ann"},
+        {"name": "get_token", "value": "12", "auth": {"type": "basic"}, "public_key": "ssh-rsa AAAA"},
+    ],
+)
+def test_structured_values_under_other_names_stay(value: object) -> None:
+    assert redact_value(plain(value), mask_secrets, {}) == value
+
+
 # --- values and redactors of others ---------------------------------------------------------------------------------
 
 
@@ -344,4 +663,5 @@ def test_of_findings_that_overlap_presidio_masks_the_surest(monkeypatch: pytest.
 
 
 def test_examples_in_docstrings_hold() -> None:
-    assert doctest.testmod(redaction).failed == 0
+    for module in (redaction, secret_values):
+        assert doctest.testmod(module).failed == 0

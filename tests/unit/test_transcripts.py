@@ -20,13 +20,16 @@ from praison_agent_rl.transcripts import (
     export_runs,
     feedback,
     iter_run_dicts,
+    masking,
     plain_values,
     read_calls,
     read_runs,
 )
 from praison_agent_rl.transcripts.files import GrowingFile
-from praison_agent_rl.transcripts.plain_values import plain, revive
+from praison_agent_rl.transcripts.masking import Mask, Masks, find_mask
+from praison_agent_rl.transcripts.plain_values import Kept, equal_prefix, plain, revive
 from praison_agent_rl.transcripts.redaction import find_redactor
+from praison_agent_rl.transcripts.shared_writers import shared_writer
 from tests.unit.test_redaction import PLANTED
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
@@ -164,7 +167,7 @@ CALL = {"id": "c", "time": 1.0, "messages": [{"role": "user", "content": "Hi"}]}
 
 
 def test_examples_in_docstrings_hold() -> None:
-    assert doctest.testmod(plain_values).failed == 0
+    assert doctest.testmod(plain_values).failed == doctest.testmod(masking).failed == 0
 
 
 def test_a_call_outside_of_any_run_is_found_among_the_calls(writer: TranscriptWriter, store: Path) -> None:
@@ -516,8 +519,93 @@ def test_identifiers_are_not_masked(store: Path) -> None:
     write_run(writer, "r1", a_call("c1", [user("a")], model="m", tools=TOOLS), agent="helper", output="b")
     writer.close()
     (run,) = read_runs(store)
-    assert (run.id, run.agent, run.calls[0].id, run.calls[0].model, run.output) == ("r1", "helper", "c1", "m", "B")
+    assert (run.id, run.agent, run.calls[0].id, run.calls[0].model, run.output) == ("r1", "HELPER", "c1", "m", "B")
     assert run.calls[0].messages == [user("A")]
+
+
+def test_names_of_agents_sessions_and_tags_are_masked_alike_in_every_run(store: Path) -> None:
+    key, mail = "sk-proj-Q7xR2mN9vK4jL8pT3wZ6yB1c", "ann@mail.example"
+    writer = TranscriptWriter(store, redact=find_redactor("personal"))
+    names = {"agent": f"bot of {mail}", "session": f"{mail}:{key}", "tags": [f"for {mail}", key, "plain"]}
+    for number in (1, 2):
+        call = a_call(f"c{number}", [user("a")], agent=names["agent"])
+        write_run(writer, f"r{number}", call, **names, prompt=f"I am bob{number}@mail.example")
+    writer.close()
+    assert mail.encode() not in b"".join(path.read_bytes() for path in store.iterdir())
+    one, two = read_runs(store)
+    assert (one.agent, one.session, one.tags) == (two.agent, two.session, two.tags)
+    assert one.agent == "bot of <EMAIL_e15350>" == one.calls[0].agent and one.tags[::2] == [
+        "for <EMAIL_e15350>",
+        "plain",
+    ]
+    assert one.session is not None and one.session.startswith("<EMAIL_e15350>:<SECRET_") and key not in str(one.tags)
+
+
+def test_secrets_in_names_are_masked_without_being_asked(writer: TranscriptWriter, store: Path) -> None:
+    key = "sk-proj-Q7xR2mN9vK4jL8pT3wZ6yB1c"
+    write_run(
+        writer, "r1", a_call("c1", [user("a")], agent=key), agent=key, session=key, tags=[key, "ann@mail.example"]
+    )
+    (run,) = read_runs(store)
+    names = [run.agent, run.session, run.tags[0], run.calls[0].agent]
+    assert len(set(names)) == 1 and str(names[0]).startswith("<SECRET_") and run.tags[1] == "ann@mail.example"
+
+
+def test_a_name_that_cannot_be_masked_is_not_written_later_either(store: Path) -> None:
+    def redact(text: str, names: dict[str, str]) -> str:
+        if "ann" in text:
+            raise ZeroDivisionError
+        return text
+
+    writer = TranscriptWriter(store, redact=redact)
+    write_run(writer, "r1", a_call("c1", [user("a")], agent="x"), agent="ann@mail.example")
+    assert writer.dropped == 2 and b"ann@" not in b"".join(path.read_bytes() for path in store.iterdir())
+
+
+def test_a_text_is_masked_once_in_a_run_wherever_it_comes(store: Path) -> None:
+    masked: list[str] = []
+
+    def redact(text: str, names: dict[str, str]) -> str:
+        masked.append(text)
+        return text
+
+    writer = TranscriptWriter(store, redact=redact)
+    asked, said = "A question, and not a short one.", "An answer, as long as that."
+    write_run(writer, "r1", a_call("c1", [user(asked)], reply=answer(said)), prompt=asked, output=said)
+    assert (masked.count(asked), masked.count(said)) == (1, 1)
+
+
+def test_a_run_goes_on_with_what_was_masked_when_it_began_and_refers_to_nothing_that_was_masked_less(
+    store: Path,
+) -> None:
+    writer, mail = TranscriptWriter(store), "ann@mail.example"
+    write_run(writer, "r1", a_call("c1", [user(f"I am {mail}.")]))
+    writer.masks = Masks([find_mask("personal")])
+    writer.begin(a_run("r2"))
+    writer.masks = Masks()
+    writer.call(a_call("c2", [user(f"I am {mail}."), answer("Yes."), user("And now?")], run="r2"))
+    writer.end("r2", output=mail, error=None, seconds=1.0)
+    loose, strict = read_runs(store)
+    assert mail in str(loose.calls) and mail not in str(strict)
+    assert strict.calls[0].messages[0] == user("I am <EMAIL_1>.") and strict.output == "<EMAIL_1>"
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 24, 25, 26, 100, 1000])
+def test_the_equal_beginning_of_two_lists_is_found_wherever_it_ends(length: int) -> None:
+    values = [{"n": number} for number in range(length)]
+    for same in {0, 1, length // 2, length - 1, length} & set(range(length + 1)):
+        other = [{"n": number if number < same else -1} for number in range(length + 3)]
+        assert equal_prefix(values, other) == equal_prefix(other, values) == same
+
+
+def test_messages_that_were_kept_before_are_recognised_and_written_once(writer: TranscriptWriter, store: Path) -> None:
+    sent = [says("system", "S"), *(user(f"{number}") for number in range(60))]
+    writer.call(a_call("c1", Kept(sent)) | {"messages": Kept(sent)})
+    edited = [*sent[:30], user("other"), *sent[31:]]
+    writer.call(a_call("c2", []) | {"messages": Kept([*sent, answer("Yes."), user("more")])})
+    writer.call(a_call("c3", []) | {"messages": Kept(edited)})
+    assert [(line["after"], line["keep"]) for line in lines_in(store)[1:]] == [(None, 0), ("c1", 62), ("c2", 30)]
+    assert [call.messages for call in read_calls(store)] == [sent, [*sent, answer("Yes."), user("more")], edited]
 
 
 # --- choosing -------------------------------------------------------------------------------------------------------
@@ -596,9 +684,11 @@ def test_all_feedback_of_a_process_is_in_one_file_of_the_default_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    write_run(TranscriptWriter(DEFAULT_STORE), "r1")
     for score in range(5):
         feedback("r1", score=score)
-    assert len(list(DEFAULT_STORE.iterdir())) == 1 and len(lines_in(DEFAULT_STORE)) == 6
+    files = sorted(DEFAULT_STORE.iterdir(), key=lambda path: path.read_text().count("feedback"))
+    assert len(files) == 2 and len(files[1].read_text().splitlines()) == 6
 
 
 def test_feedback_that_says_nothing_is_refused(store: Path) -> None:
@@ -609,14 +699,18 @@ def test_feedback_that_says_nothing_is_refused(store: Path) -> None:
 
 
 def test_feedback_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    store = tmp_path / "store"
+    write_run(TranscriptWriter(store), "r1")
+    shared_writer(store).masks = Masks([Mask("full", lambda *_: os.write(-1, b""))])  # OSError, as of a full disk
     with pytest.raises(DataError, match="cannot be written"):
-        feedback("r1", score=1, store=tmp_path / "file")
+        feedback("r1", label="good", store=store)
 
 
 def test_personal_data_in_a_correction_can_be_masked(store: Path) -> None:
+    write_run(TranscriptWriter(store), "r1")
     assert feedback("r1", correction="Ask a@b.example", store=store, redact="personal").correction
-    assert lines_in(store)[1]["correction"] == "Ask <EMAIL_1>"
+    (run,) = read_runs(store)
+    assert run.feedback[0].correction == "Ask <EMAIL_1>"
 
 
 # --- exports --------------------------------------------------------------------------------------------------------

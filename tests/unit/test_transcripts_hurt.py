@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from praison_agent_rl.errors import DataError
-from praison_agent_rl.transcripts import Losses, TranscriptWriter, feedback, read_calls, read_runs
+from praison_agent_rl.foreign_logs import import_log
+from praison_agent_rl.transcripts import Losses, TranscriptWriter, read_calls, read_runs
 
 posix = pytest.mark.skipif(os.name != "posix", reason="fork and SIGKILL are missing on this system")
 
@@ -428,7 +429,8 @@ def test_junk_is_skipped(junk: bytes, tmp_path: Path) -> None:
     path.write_bytes(junk + header + first + junk + second)
     losses = Losses()
     assert ids_in(tmp_path, losses) == ["c0", "c1"] and losses.torn == (0 if junk == b"\n" else 2)
-    feedback("r1", score=1, store=tmp_path)
+    said = {"run": "r1", "time": 1.0, "score": 1.0, "label": None, "correction": None}
+    TranscriptWriter(tmp_path).feedback(said)
     assert list(read_runs(tmp_path)) == []
 
 
@@ -452,6 +454,16 @@ def test_a_dropped_line_without_its_count_or_a_torn_header_is_no_reason_to_stop(
         ids_in(tmp_path)
     path.write_text(text[20:] + json.dumps({"kind": "dropped"}) + "\n" + json.dumps({"kind": "end"}) + "\n")
     assert ids_in(tmp_path) == ["c0"] and list(read_runs(tmp_path)) == []
+
+
+def test_an_import_of_which_nothing_can_be_written_is_an_error(tmp_path: Path) -> None:
+    log, place = tmp_path / "log.jsonl", tmp_path / "file"
+    turns = [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]
+    log.write_text(json.dumps({"messages": turns}) + "\n")
+    place.write_text("")
+    with pytest.raises(DataError, match=r"nothing of .*log\.jsonl could be written to the store"):
+        import_log(log, place / "store")
+    assert import_log(log, tmp_path / "store").dropped == 0
 
 
 # --- speed ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,243 @@
+"""One model answers rows of prompts, and says how likely answers are under it; it scores nothing.
+
+Whatever is compared is asked by this one engine, in the same batches and with the same seeds, so that a difference of
+answers is a difference of weights.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.data import Row
+from praison_agent_rl.errors import DataError, ModelError
+from praison_agent_rl.models import load_model, load_tokenizer, plain_weights, render_prompts
+from praison_agent_rl.records import Plan
+from praison_agent_rl.shared_prefix import completion_states, sample_completions, until_end, why_not_shareable
+
+if TYPE_CHECKING:
+    import torch
+
+Progress = Callable[[int, int], None]
+
+_BATCH = 32
+_STATES_AT_ONCE = 256
+"""Positions whose logits over the whole vocabulary are held at once."""
+
+
+class RawAnswer(NamedTuple):
+    """One answer before any reward saw it."""
+
+    prompt: int
+    """Place among the rows."""
+    sample: int
+    """0 is the greedy answer, the others are sampled."""
+    text: str
+    tokens: int
+    ids: tuple[int, ...] = ()
+    """Token ids, the end token included; empty where the answer did not come from the engine."""
+    error: str | None = None
+    """Why there is no answer."""
+
+
+class Manner(NamedTuple):
+    """How rows are asked."""
+
+    samples: int = 1
+    """Answers to each: the first greedy, the others sampled at the temperature that training samples at."""
+    tools: Sequence[dict[str, Any]] = ()
+    """Schemas that the model is shown."""
+    at_most: int | None = None
+    """Tokens of an answer, where that is less than the config's ``max_completion_length``."""
+    strict: bool = True
+    """Whether a prompt that leaves no room for an answer is an error; else its answer is one that failed."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A loaded model with all that its answers depend on."""
+
+    model: Any
+    tokenizer: Any
+    config: TrainConfig
+    eos: list[int]
+    """Every token that ends an answer."""
+
+    @property
+    def room(self) -> int:
+        """Tokens that a prompt may have."""
+        return self.config.max_seq_length - self.config.max_completion_length
+
+
+def load_engine(source: str, plan: Plan) -> Engine:
+    """The model of ``source`` with the settings of ``plan``."""
+    config = TrainConfig.load(plan.config, need_model=False, need_data=False)
+    source = plain_weights(source)
+    tokenizer = load_tokenizer(source, config)
+    model = load_model(source, config, device=plan.device).eval()
+    return Engine(model, tokenizer, config, _end_tokens(model, tokenizer))
+
+
+def answer_prompts(
+    source: str, rows: Sequence[Row], plan: Plan, *, progress: Progress = lambda done, of: None
+) -> list[RawAnswer]:
+    """Answers of the model ``source`` to every row, ``plan.samples`` each; sample 0 is greedy.
+
+    Raises:
+        DataError: a prompt leaves no room for an answer.
+    """
+    manner = Manner(plan.samples, plan.tools)
+    return answer_rows(load_engine(source, plan), rows, manner, progress=progress)
+
+
+def answer_rows(
+    engine: Engine, rows: Sequence[Row], manner: Manner, *, progress: Progress = lambda done, of: None
+) -> list[RawAnswer]:
+    """Answers to every row, in the order of rows and samples.
+
+    Prompts are answered in batches of similar length, so a prompt's answer does not depend on where it stands among the
+    rows.
+
+    Raises:
+        DataError: a prompt leaves no room for an answer, and ``manner`` is strict.
+    """
+    import torch
+
+    prompts, faults = _rendered(engine, [row["prompt"] for row in rows], manner)
+    samples = range(manner.samples)
+    answers = [RawAnswer(place, sample, "", 0, error=why) for place, why in faults.items() for sample in samples]
+    by_length = sorted(prompts, key=lambda place: (len(prompts[place]), place))
+    for sample in samples:
+        settings = _settings(engine, sample, manner.at_most)
+        torch.manual_seed(engine.config.seed + sample)
+        for start in range(0, len(by_length), _BATCH):
+            places = by_length[start : start + _BATCH]
+            completions = _complete(engine.model, [prompts[place] for place in places], settings, engine.eos)
+            texts = engine.tokenizer.batch_decode(completions, skip_special_tokens=True)
+            answers += [
+                RawAnswer(place, sample, text, len(ids), tuple(ids))
+                for place, text, ids in zip(places, texts, completions, strict=True)
+            ]
+            progress(len(answers), len(rows) * manner.samples)
+    return sorted(answers)
+
+
+def _rendered(engine: Engine, prompts: Sequence[Any], manner: Manner) -> tuple[dict[int, list[int]], dict[int, str]]:
+    """Token ids of the prompts by place, and by place too what is wrong with those that cannot be asked."""
+    if manner.strict:
+        rendered = dict(enumerate(render_prompts(engine.tokenizer, prompts, manner.tools)))
+        if long := [place for place, ids in rendered.items() if len(ids) > engine.room]:
+            raise DataError(_too_long(long, len(prompts), engine))
+        return rendered, {}
+    sound, faults = {}, {}
+    for place, prompt in enumerate(prompts):
+        try:
+            (ids,) = render_prompts(engine.tokenizer, [prompt], manner.tools)
+        except ModelError as error:
+            faults[place] = str(error)
+            continue
+        if len(ids) > engine.room:
+            faults[place] = f"the prompt is longer than {engine.room} tokens"
+        else:
+            sound[place] = ids
+    return sound, faults
+
+
+def likelihoods(
+    engine: Engine, prompts: Sequence[Any], answers: Sequence[RawAnswer], *, tools: Sequence[dict[str, Any]] = ()
+) -> list[float | None]:
+    """Mean log-probability of each answer's tokens after its prompt, nats a token; None where it has no token.
+
+    An answer without ids is read with the engine's own tokenizer.
+    """
+    import torch
+
+    rendered = render_prompts(engine.tokenizer, prompts, tools)
+    encoded = [list(a.ids) or engine.tokenizer(a.text, add_special_tokens=False)["input_ids"] for a in answers]
+    known = [place for place, ids in enumerate(encoded) if ids and len(rendered[place]) <= engine.room]
+    found: list[float | None] = [None] * len(answers)
+    with torch.no_grad():
+        for start in range(0, len(known), _BATCH):
+            places = known[start : start + _BATCH]
+            means = _mean_log_probs(engine, [rendered[p] for p in places], [encoded[p] for p in places])
+            for place, mean in zip(places, means, strict=True):
+                found[place] = mean
+    return found
+
+
+def same_vocabulary(one: Any, other: Any) -> bool:
+    """Whether token ids of one tokenizer mean the same to another."""
+    return bool(one.get_vocab() == other.get_vocab())
+
+
+def _mean_log_probs(engine: Engine, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+    import torch
+
+    model = engine.model
+    if why_not_shareable(model) is not None or min(map(len, prompts)) < 2:
+        return [_mean_log_prob(model, prompt, ids) for prompt, ids in zip(prompts, completions, strict=True)]
+    width, pad = max(map(len, completions)), engine.tokenizer.pad_token_id
+    tokens = torch.tensor([ids + [pad] * (width - len(ids)) for ids in completions], device=model.device)
+    mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in completions], device=model.device)
+    states = completion_states(model, prompts, tokens, mask, pad=pad)
+    head, wanted = model.get_output_embeddings(), tokens[mask.bool()]
+    pieces = zip(states.split(_STATES_AT_ONCE), wanted.split(_STATES_AT_ONCE), strict=True)
+    scores = torch.cat([_log_probs(head(some), ids) for some, ids in pieces])
+    return [float(some.mean()) for some in scores.split(mask.sum(1).tolist())]
+
+
+def _mean_log_prob(model: Any, prompt: list[int], completion: list[int]) -> float:
+    import torch
+
+    ids = torch.tensor([prompt + completion], device=model.device)
+    logits = model(input_ids=ids, logits_to_keep=len(completion) + 1).logits[0, :-1]
+    return float(_log_probs(logits, ids[0, len(prompt) :]).mean())
+
+
+def _log_probs(logits: "torch.Tensor", ids: "torch.Tensor") -> "torch.Tensor":
+    logits = logits.float()
+    return logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(1)
+
+
+def _settings(engine: Engine, sample: int, at_most: int | None) -> Any:
+    from transformers import GenerationConfig
+
+    config = engine.config
+    greedy = {"do_sample": False} if sample == 0 else {"do_sample": True, "temperature": config.temperature}
+    return GenerationConfig(
+        max_new_tokens=min(config.max_completion_length, at_most or config.max_completion_length),
+        pad_token_id=engine.tokenizer.pad_token_id,
+        eos_token_id=engine.eos,
+        **greedy,
+    )
+
+
+def _complete(model: Any, prompts: list[list[int]], settings: Any, eos: list[int]) -> list[list[int]]:
+    import torch
+
+    pad = settings.pad_token_id
+    if why_not_shareable(model) is None and min(map(len, prompts)) >= 2:
+        return sample_completions(model, prompts, generation_config=settings, pad=pad, eos=eos)
+    width = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=model.device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    with torch.inference_mode():
+        output = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+    ends = set(eos)
+    return [until_end(row, ends) for row in output[:, width:].tolist()]
+
+
+def _end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Every token that ends an answer: the model may declare more than the tokenizer's one."""
+    declared = model.generation_config.eos_token_id
+    ends = declared if isinstance(declared, list) else [declared]
+    return sorted({token for token in [*ends, tokenizer.eos_token_id] if token is not None})
+
+
+def _too_long(long: list[int], of: int, engine: Engine) -> str:
+    config = engine.config
+    return (
+        f"{len(long)} of {of} held-out prompts are longer than {engine.room} tokens (max_seq_length "
+        f"{config.max_seq_length} less max_completion_length {config.max_completion_length}), the first being "
+        f"number {long[0] + 1}; raise max_seq_length or take them out"
+    )

@@ -1,0 +1,229 @@
+"""Ask one side of a comparison all that it is to be asked, score it, and judge both sides, all in the run's folder.
+
+Held-out prompts are asked by the run's own manner; the control set and the held-out prompts of earlier versions
+greedily. A side's model is loaded once, and what lies there already is not asked again.
+"""
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from praison_agent_rl.answering import (
+    Engine,
+    Manner,
+    Progress,
+    RawAnswer,
+    answer_rows,
+    likelihoods,
+    load_engine,
+    same_vocabulary,
+)
+from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.control import CONTROL_TOKENS, control_rewards
+from praison_agent_rl.data import Row, as_messages, normalise, read_rows, write_rows
+from praison_agent_rl.errors import RewardError
+from praison_agent_rl.evaluation import compare, score_answers
+from praison_agent_rl.gate import Evidence, judge
+from praison_agent_rl.models import load_tokenizer, plain_weights
+from praison_agent_rl.past import VERSION_COLUMN
+from praison_agent_rl.records import Answer, PlannedReward
+from praison_agent_rl.rewards import Reward, Shape, resolve
+from praison_agent_rl.runs import RunFolder, write_record
+
+GUARD_KINDS = ("control", "earlier")
+MOST_LIKELIHOODS = 64
+"""Prompts whose answers are asked for their likelihood; their mean is all that is used."""
+
+
+def results_of(run: RunFolder, side: str) -> list[Path]:
+    """What measuring ``side`` (``base`` or ``new``) leaves."""
+    kinds = [kind for kind in GUARD_KINDS if run.guard_rows(kind).exists()]
+    recorded = [run.answers("incumbent")] if side == "new" and run.recorded.exists() else []
+    return [*(run.guard_answers(kind, side) for kind in kinds), *recorded, run.answers(side)]
+
+
+def measure(run: RunFolder, side: str, rewards: Sequence[Reward], judges: Sequence[Reward] = ()) -> None:
+    """Let ``side`` answer all that it has not answered yet, and score it."""
+    plan = run.plan
+    new = plan.candidate or str(run.merged)
+    engine = load_engine(plan.base if side == "base" else new, plan)
+    asked = {kind: _guard_rows_as_asked(run, kind, engine) for kind in GUARD_KINDS if _missing(run, kind, side)}
+    held_out = rows_as_asked(run, run.held_out_rows)
+    progress = _Progress(run, side, sum(map(len, asked.values())) + len(held_out) * plan.samples)
+    for kind, rows in asked.items():
+        manner = Manner(tools=plan.tools, strict=False) if kind == "earlier" else _CONTROL
+        raw = answer_rows(engine, rows, manner, progress=progress.next(len(rows)))
+        scored = _score_earlier(run, raw, rows, rewards) if kind == "earlier" else _score_control(raw, rows)
+        _write(run.guard_answers(kind, side), scored)
+    if side == "new" and run.recorded.exists():
+        _write(run.answers("incumbent"), _score_recorded(run, held_out, rewards, judges))
+    manner = Manner(plan.samples, plan.tools)
+    raw = answer_rows(engine, held_out, manner, progress=progress.next(len(held_out) * plan.samples))
+    scored = score_answers(raw, held_out, rewards, judges=judges)
+    vocabulary = engine.tokenizer
+    if side == "new":
+        del engine
+        gc.collect()  # two models need not be in memory at once
+        engine = load_engine(plan.base, plan)
+    if not same_vocabulary(vocabulary, engine.tokenizer):
+        raw = [answer._replace(ids=()) for answer in raw]
+    _write(run.answers(side), _with_likelihood(engine, held_out, scored, raw, plan.tools))
+
+
+def judge_run(run: RunFolder) -> None:
+    """Compare both sides of a measured run and write the comparison and the gate's verdict."""
+    plan = run.plan
+    base, new = read_answers(run, "base"), read_answers(run, "new")
+    comparison = compare(base, new)
+    evidence = Evidence(
+        comparison=comparison,
+        base=base,
+        new=new,
+        control=_both_sides(run, "control"),
+        earlier=_earlier_sides(run),
+        incumbent=read_answers(run, "incumbent") if run.answers("incumbent").exists() else None,
+        tools=plan.tools,
+    )
+    write_record(run.verdict_file, judge(evidence, plan.rules))
+    write_record(run.comparison_file, comparison)
+
+
+def read_answers(run: RunFolder, side: str) -> list[Answer]:
+    """The scored held-out answers of ``base``, ``new`` or ``incumbent``."""
+    return _read(run.answers(side))
+
+
+def rows_as_asked(run: RunFolder, path: Path) -> list[Row]:
+    """The rows of ``path`` with prompts as the model takes them: text as one user message if it is a chat model."""
+    plan = run.plan
+    rows = read_rows(path)
+    texts = sum(isinstance(row["prompt"], str) for row in rows)
+    config = TrainConfig.load(plan.config, need_model=False, need_data=False)
+    if texts and load_tokenizer(plain_weights(plan.base), config).chat_template is not None:
+        run.report_event(
+            "note", text=f"{texts} prompts of {path.name} are plain text; each is asked as one user message"
+        )
+        return normalise(rows)
+    return rows
+
+
+def as_rewards(planned: Sequence[PlannedReward]) -> list[Reward]:
+    """Planned rewards, found again by their names; raises RewardError."""
+    return [Reward(resolve(p.spec), p.name, p.weight, Shape(p.prompts, p.completions)) for p in planned]
+
+
+_CONTROL = Manner(at_most=CONTROL_TOKENS, strict=False)
+
+
+class _Progress:
+    """Reports answers to several sets of prompts as one count."""
+
+    def __init__(self, run: RunFolder, side: str, of: int) -> None:
+        self._run, self._side, self._of = run, side, of
+        self._begun = 0
+
+    def next(self, answers: int) -> Progress:
+        """For the next set of prompts."""
+        before, self._begun = self._begun, self._begun + answers
+
+        def report(done: int, _: int) -> None:
+            self._run.report_event("answered", side=self._side, done=before + done, of=self._of)
+
+        return report
+
+
+def _missing(run: RunFolder, kind: str, side: str) -> bool:
+    return run.guard_rows(kind).exists() and not run.guard_answers(kind, side).exists()
+
+
+def _guard_rows_as_asked(run: RunFolder, kind: str, engine: Engine) -> list[Row]:
+    """Chat messages for a chat model, plain text for one that has no template."""
+    rows = read_rows(run.guard_rows(kind))
+    if engine.tokenizer.chat_template is not None:
+        return normalise(rows)
+    return [{**row, "prompt": "\n".join(str(m.get("content")) for m in as_messages(row["prompt"]))} for row in rows]
+
+
+def _score_control(raw: Sequence[RawAnswer], rows: Sequence[Row]) -> list[Answer]:
+    return score_answers(raw, rows, control_rewards())
+
+
+def _score_earlier(
+    run: RunFolder, raw: Sequence[RawAnswer], rows: Sequence[Row], own: Sequence[Reward]
+) -> list[Answer]:
+    """Each version's prompts scored by its own rewards, or by those of the run where they cannot be found any more."""
+    found: list[Answer] = []
+    plain = [{name: value for name, value in row.items() if name != VERSION_COLUMN} for row in rows]
+    for version in dict.fromkeys(row[VERSION_COLUMN] for row in rows):
+        answers = [answer for answer in raw if rows[answer.prompt][VERSION_COLUMN] == version]
+        try:
+            found += score_answers(answers, plain, _earlier_rewards(run, version, own))
+        except RewardError as error:
+            text = f"the held-out prompts of {version} cannot be scored and do not judge: {error}"
+            run.report_event("note", text=text)
+            found += score_answers(answers, plain, [])
+    return sorted(found, key=lambda answer: (answer.prompt, answer.sample))
+
+
+def _earlier_rewards(run: RunFolder, version: str, own: Sequence[Reward]) -> Sequence[Reward]:
+    planned = run.plan.earlier.get(version, [])
+    try:
+        if planned and all(reward.spec for reward in planned):
+            return as_rewards(planned)
+        why = "lived only in the process that made it"
+    except RewardError as error:
+        why = f"cannot be found any more ({error})"
+    text = f"the rewards of {version} {why}; its held-out prompts are scored by the rewards of this run"
+    run.report_event("note", text=text)
+    return own
+
+
+def _score_recorded(
+    run: RunFolder, rows: Sequence[Row], rewards: Sequence[Reward], judges: Sequence[Reward]
+) -> list[Answer]:
+    plan = run.plan
+    config = TrainConfig.load(plan.config, need_model=False, need_data=False)
+    tokenizer = load_tokenizer(plain_weights(plan.base), config)
+    raw = []
+    for row in read_rows(run.recorded):
+        ids = tuple(tokenizer(row["text"], add_special_tokens=False)["input_ids"])
+        raw.append(RawAnswer(row["prompt"], 0, row["text"], len(ids), ids))
+    return score_answers(raw, rows, rewards, judges=judges)
+
+
+def _with_likelihood(
+    engine: Engine, rows: Sequence[Row], scored: Sequence[Answer], raw: Sequence[RawAnswer], tools: Sequence[Any]
+) -> list[Answer]:
+    """The answers with the likelihood of the greedy ones, on prompts evenly spaced among all."""
+    greedy = [place for place, answer in enumerate(raw) if answer.sample == 0 and answer.error is None]
+    step = max(1, -(-len(greedy) // MOST_LIKELIHOODS))
+    places = greedy[::step]
+    prompts = [rows[raw[place].prompt]["prompt"] for place in places]
+    found = dict(zip(places, likelihoods(engine, prompts, [raw[p] for p in places], tools=tools), strict=True))
+    return [answer.model_copy(update={"likelihood": found.get(place)}) for place, answer in enumerate(scored)]
+
+
+def _both_sides(run: RunFolder, kind: str) -> tuple[list[Answer], list[Answer]] | None:
+    paths = [run.guard_answers(kind, side) for side in ("base", "new")]
+    return (_read(paths[0]), _read(paths[1])) if all(path.exists() for path in paths) else None
+
+
+def _earlier_sides(run: RunFolder) -> dict[str, tuple[list[Answer], list[Answer]]]:
+    both = _both_sides(run, "earlier")
+    if both is None:
+        return {}
+    versions = [row[VERSION_COLUMN] for row in read_rows(run.guard_rows("earlier"))]
+    base, new = both
+    return {
+        version: ([a for a in base if versions[a.prompt] == version], [a for a in new if versions[a.prompt] == version])
+        for version in dict.fromkeys(versions)
+    }
+
+
+def _write(path: Path, answers: Sequence[Answer]) -> None:
+    write_rows(path, [answer.model_dump() for answer in answers])
+
+
+def _read(path: Path) -> list[Answer]:
+    return [Answer.model_validate(row) for row in read_rows(path)]
