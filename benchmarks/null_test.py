@@ -165,7 +165,7 @@ def plan_of(base: Path, seed: int) -> Plan:
 
 def line(name: str, outcomes: Counter[str], seeds: int) -> str:
     """A row of the table."""
-    shares = [f"{100 * outcomes[what] / seeds:.0f} %" for what in ("promoted", "above zero")]
+    shares = [f"{100 * outcomes[what] / seeds:.3g} %" for what in ("promoted", "above zero")]
     counts = [str(outcomes[status]) for status in STATUSES]
     return f"| {' | '.join([name, str(seeds), *shares, *counts])} |"
 

@@ -15,9 +15,10 @@ from praison_agent_rl.agent_answers import answer_as_agent
 from praison_agent_rl.answering import RawAnswer
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import HELD_OUT_SIDE, TRAIN_SIDE, Row, as_messages, sample, write_rows
+from praison_agent_rl.drafting import as_the_agent_asks
 from praison_agent_rl.errors import ConfigError, DataError, ModelError, RewardError
 from praison_agent_rl.evaluation import score_answers
-from praison_agent_rl.improvement import as_the_agent_asks, carry_out
+from praison_agent_rl.improvement import carry_out
 from praison_agent_rl.measuring import judge_run
 from praison_agent_rl.models import find_weights, load_tokenizer, plain_weights, require_training_stack, weights_beneath
 from praison_agent_rl.past import earlier_prompts

@@ -96,7 +96,10 @@ def _record(options: Mapping[str, Any]) -> "Recording":
     unknown = sorted(given.keys() - set(OPTIONS))
     if unknown:
         raise ConfigError(f"plugins.{NAME} has no option {unknown}; it knows {list(OPTIONS)}")
+    named = "agents" in given
     agents = _as_list(given.pop("agents", ()), "agents")
+    if named and not agents:
+        raise ConfigError(f"plugins.{NAME}.agents is [], which names no agent; leave it out to record all of them")
     return record(*agents, tags=_as_list(given.pop("tags", ()), "tags"), **given)
 
 

@@ -210,7 +210,7 @@ def promote(
     by: Literal["improve", "promote"] = "promote",
     force: bool = False,
 ) -> Pointer:
-    """Let the version answer from now on; where it does already, nothing changes.
+    """Let the version answer from now on; where it does already, that is decided anew.
 
     Raises:
         VersionError: there is none of that name, the gate did not let it through and ``force`` was not given, or
@@ -225,11 +225,11 @@ def promote(
     model_of(version)
     with _pointing(home, agent):
         before = current(home, agent)
-        if before and before.version == name:
-            return before
         if by == "improve":
             _check_unchanged(version, before)
         way_back: list[str | None] = [*before.previous, before.version] if before else [None]
+        if before and before.version == name:
+            way_back.pop()  # a decision for what answers already, which ends a canary
         if forced := not version.passed:
             mark_forced(version)
         return _point(home, agent, Pointer(version=name, previous=way_back, changed=now(), by=by, forced=forced))

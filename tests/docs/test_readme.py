@@ -64,15 +64,9 @@ def test_the_recording_of_the_readme_works(
     done = subprocess.run([sys.executable, "rec.py"], cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "What do bees collect? -> [A|my-model] reply to: What do bees collect?" in done.stdout
+    assert "agent 'Helper': the model that it was built with answers" in done.stdout
     (line,) = [x for x in shell("praison-agent-rl transcripts list", project).stdout.splitlines() if "bees" in x]
     assert "Helper" in line
-
-
-def test_the_attachment_of_the_readme_works(project: Path, server_a: FakeServer) -> None:
-    (project / "att.py").write_text(blocks("python")[3].replace("http://127.0.0.1:8000/v1", server_a.url))
-    done = subprocess.run([sys.executable, "att.py"], cwd=project, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "agent 'Helper': the model that it was built with answers" in done.stdout
 
 
 def test_the_commands_of_the_readme_work(project: Path) -> None:

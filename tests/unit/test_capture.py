@@ -811,9 +811,7 @@ def test_streams_collected_within_two_writers_at_once_do_not_wait_for_each_other
                 super().call(call)
 
     writers: dict[str, Locking] = {}
-    monkeypatch.setattr(
-        capture, "shared_writer", lambda store: writers.setdefault(store.name, Locking(store))
-    )
+    monkeypatch.setattr(capture, "shared_writer", lambda store: writers.setdefault(store.name, Locking(store)))
     agents = {name: build("environment", server_a, name=name, tools=[]) for name in locks}
     with record(agents["one"], store="one"), record(agents["two"], store="two"):
         for name, agent in agents.items():

@@ -274,7 +274,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "plugin": {*LOW, "capture"},
 }
-TOP = ("improvement", "evaluating", "demo", "cli_recorded", "cli_versions", "cli_serve", "cli", "__init__")
+TOP = ("drafting", "improvement", "evaluating", "demo", "cli_recorded", "cli_versions", "cli_serve", "cli", "__init__")
 """These tell the story and may import everything below them."""
 
 

@@ -122,6 +122,7 @@ def test_enabling_anew_replaces_the_recording_and_disabling_ends_it(plugin, serv
     ("wrong", "message"),
     [
         ({"sampel": 0.5}, "has no option ['sampel']"),
+        ({"agents": []}, "names no agent"),
         ({"sample": 2}, "sample=2 is no share"),
         ({"agents": 7}, "plugins.praison_agent_rl.agents is 7"),
         ({"tags": [1]}, "plugins.praison_agent_rl.tags is [1]"),
