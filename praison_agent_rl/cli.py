@@ -172,10 +172,19 @@ def _say_outcome(result: Any) -> None:
     if isinstance(result, Improvement) and result.version:
         _say(str(result))
         _say_version(str(run.plan.agent), result)
-    elif run.merged.exists():
-        _say(f"merged model: {run.merged}\nserve it with: transformers serve {shlex.quote(str(run.merged))}")
+    elif (model := run.merged if run.merged.exists() else _model_made_of(run)) is not None:
+        _say(f"merged model: {model}\nserve it with: transformers serve {shlex.quote(str(model))}")
     else:
         _say("the merged model is not in the run's folder any more: it has become a version of the agent, or was moved")
+
+
+def _model_made_of(run: Any) -> Path | None:
+    """The model folder of the version that a run has become by `versions promote RUN`."""
+    from praison_agent_rl.registry import list_agents, list_versions
+
+    root = str(run.root.resolve())
+    known = (version for agent in list_agents(HOME) for version in list_versions(HOME, agent))
+    return next((Path(version.folder) / "model" for version in known if version.run == root), None)
 
 
 def _say_estimate(draft: Any) -> None:

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from praison_agent_rl.records import MergeProof, Version
+from praison_agent_rl.runs import write_record
+from tests.finished_runs import comparison_of
+
 SEED_REWARDS = '''def length_penalty(prompts, completions, **kwargs) -> list[float]:
     """Reward short answers: 1.0 for <= 20 words, decreasing after."""
     return [max(0.0, 1.0 - len(c.split()) / 20) for c in completions]
@@ -190,7 +194,10 @@ def test_paths_are_printed_as_they_are(project: Path) -> None:
     assert "it has become a version of the agent, or was moved" in again.stdout
     version = project / ".praisonai" / "rl" / "versions" / "helper" / "v1"
     version.mkdir(parents=True)
-    (version / "plan.json").write_bytes((project / out / "plan.json").read_bytes())
+    facts = {"name": "v1", "agent": "helper", "folder": "", "base": "b", "parent": None, "created": "2026-01-01"}
+    proof = MergeProof(tokens=9, merge_error=0.0, saved_error=0.0, tolerance=1e-3, change=0.5)
+    made = Version(**facts, comparison=comparison_of(0.2), merge=proof, run=str((project / out).resolve()))
+    write_record(version / "version.json", made)
     found = run("train", "--resume", out, cwd=project)
     assert f"merged model: {version / 'model'}\n" in found.stdout
 
