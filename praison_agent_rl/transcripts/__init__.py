@@ -256,9 +256,10 @@ def _ratings(files: list[Path]) -> dict[str, list[dict[str, Any]]]:
     for path in files:
         for raw in raw_lines(path):
             if raw.startswith(_FEEDBACK):
-                said = revive(json.loads(raw))
-                del said["kind"]
-                found.setdefault(said["run"], []).append(said)
+                with contextlib.suppress(ValueError):  # torn; counted where the lines are read
+                    said = revive(json.loads(raw))
+                    del said["kind"]
+                    found.setdefault(said["run"], []).append(said)
     for ratings in found.values():
         ratings.sort(key=lambda said: said["time"])
     return found

@@ -20,7 +20,7 @@ import pytest
 
 from praison_agent_rl.errors import DataError
 from praison_agent_rl.foreign_logs import import_log
-from praison_agent_rl.transcripts import Losses, TranscriptWriter, read_calls, read_runs
+from praison_agent_rl.transcripts import Losses, TranscriptWriter, feedback, read_calls, read_runs
 
 posix = pytest.mark.skipif(os.name != "posix", reason="fork and SIGKILL are missing on this system")
 
@@ -444,6 +444,22 @@ def test_a_file_removed_while_the_store_is_read_is_passed_over(tmp_path: Path) -
     next(reading)
     second.unlink()
     assert list(reading) == []
+
+
+def test_a_torn_rating_costs_that_rating_only(tmp_path: Path) -> None:
+    writer = TranscriptWriter(tmp_path)
+    writer.begin({"run": "r", "agent": "A", "prompt": "p", "time": 1.0})
+    writer.call(a_call("c", "p", run="r", agent="A"))
+    writer.end("r", output="Yes.", error=None, seconds=1.0)
+    feedback("r", score=1.0, store=tmp_path)
+    writer.close()
+    (path,) = [path for path in tmp_path.glob("*.jsonl") if b'"feedback"' in path.read_bytes()]
+    rating = next(line for line in path.read_bytes().splitlines() if b'"feedback"' in line)
+    with path.open("ab") as file:
+        file.write(rating[: len(rating) // 2] + b"\n")
+    losses = Losses()
+    (run,) = read_runs(tmp_path, losses=losses)
+    assert [said.score for said in run.feedback] == [1.0] and losses.torn == 1
 
 
 def test_a_dropped_line_without_its_count_or_a_torn_header_is_no_reason_to_stop(tmp_path: Path) -> None:
