@@ -1,11 +1,12 @@
 """Improve an agent that runs on a local OpenAI-compatible server.
 
-    python examples/improve_agent.py URL MODEL WEIGHTS
+    python examples/improve_agent.py URL MODEL WEIGHTS [STEPS]
 
-URL is the server's, as http://127.0.0.1:8000/v1; MODEL its name for the model; WEIGHTS the folder, hub name or GGUF
-file of what it serves.
+URL is the server's, as http://127.0.0.1:8000/v1, whose key is OPENAI_API_KEY if it wants one; MODEL its name for the
+model; WEIGHTS the folder, hub name or GGUF file of what it serves.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -18,8 +19,11 @@ QUESTIONS = Path(praison_agent_rl.__file__).parent / "demo_data" / "questions.js
 
 def main() -> None:
     """Ask, improve, ask again, and go back."""
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
     url, model, weights = sys.argv[1:4]
-    agent = Agent(instructions="Answer briefly and correctly.", llm=f"openai/{model}", base_url=url, api_key="none")
+    place = {"model": f"openai/{model}", "base_url": url, "api_key": os.environ.get("OPENAI_API_KEY", "none")}
+    agent = Agent(name="Example", instructions="Answer briefly and correctly.", llm=place)
     print("before:", agent.chat("What is the capital of Spain?"))
     result = agent.improve(
         method="grpo",
@@ -30,6 +34,7 @@ def main() -> None:
         max_completion_length=32,
     )
     print(result)
+    agent.clear_history()  # else the new model reads, and repeats, what the old one said
     print("after:", agent.chat("What is the capital of Spain?"))
     result.rollback()
     print("back:", agent.chat("What is the capital of Spain?"))

@@ -6,6 +6,7 @@ the turns that are under way end where they began (`capture.routes`); what nobod
 """
 
 import logging
+import math
 import threading
 import time
 import weakref
@@ -16,7 +17,7 @@ from typing import Any
 from praison_agent_rl.canary import candidate_of, check_share, is_recorded
 from praison_agent_rl.capture import install_taps
 from praison_agent_rl.capture.routes import CANARY, FOLLOWS, Canary
-from praison_agent_rl.errors import AgentError, ConfigError, PraisonRLError
+from praison_agent_rl.errors import AgentError, ConfigError
 from praison_agent_rl.records import Pointer, Version
 from praison_agent_rl.registry import agent_folder, current, read_version, served_name
 from praison_agent_rl.runs import HOME
@@ -27,6 +28,8 @@ from praison_agent_rl.swap import Route, check_swappable, route_of, server_of, s
 _LOG = logging.getLogger(__name__)
 _EVERY = 1.0
 """Seconds between two looks at which version is current."""
+_LONGEST = 86_400.0
+"""Seconds between two looks, at most: a day."""
 _RETRY = 60.0
 """Seconds after which something that failed is tried again, where nothing else has changed."""
 
@@ -60,7 +63,11 @@ class Attachment:
         """Seconds between two looks, while it watches."""
         self._wanted = candidate
         self._serve = partial(serve_version, device=device, backend=backend, start=start)
+        self._looked = False
+        """Whether it has seen what is current; only from then on is another pointer a decision."""
         self._pointer: Pointer | None = None
+        self._pointed: tuple[str | None, str | None] = (None, None)
+        """The version that it last pointed the agent at, and the name of the model there."""
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -79,9 +86,10 @@ class Attachment:
         return self._watcher is not None and self._watcher.is_alive()
 
     def refresh(self) -> str | None:
-        """Follow what is current now, and return its name; None is the model that the agent was built with.
+        """Follow what is current now, and return what answers; None is the model that the agent was built with.
 
-        A server that has died is started again.
+        The agent is pointed elsewhere only where something was decided since the last look, or its server has died,
+        which is started again: an improvement that was swapped in and not promoted stays.
 
         Raises:
             PraisonRLError: a version is not there, or could not be served; the agent is answered as before.
@@ -91,11 +99,15 @@ class Attachment:
             if agent is None:
                 return None
             pointer = current(self.home, self.name)
-            if self._pointer is not None and pointer != self._pointer:
+            decided = pointer != self._pointer
+            if self._looked and decided:
                 self._wanted = None  # a canary ends with the next decision
-            if pointer is not None:
+            if pointer is not None and (decided or _is_dead(agent)):
                 self._point(agent, pointer.version)
-            self._pointer = pointer
+                self._pointed = (pointer.version, _model_of(agent))
+            version, model = self._pointed
+            self.version = version if _model_of(agent) == model else None
+            self._pointer, self._looked = pointer, True
             self._try(agent, pointer)
             return self.version
 
@@ -124,6 +136,7 @@ class Attachment:
 
     def watch(self, every: float = _EVERY) -> None:
         """Follow by itself, looking each ``every`` seconds, until `stop` or the end of the agent."""
+        check_seconds(every)
         if not self.watching:
             self._stopped.clear()
             self.every = every
@@ -159,7 +172,6 @@ class Attachment:
             if not _is_answered_by(agent, version):
                 _swap(agent, self._serve(version))
                 _LOG.info("agent %r is answered by %s", self.name, target)
-        self.version = target
 
     def _try(self, agent: Any, pointer: Pointer | None) -> None:
         """Let the candidate have its share, if there is one."""
@@ -186,6 +198,15 @@ class Attachment:
         self.candidate = None
 
 
+def check_seconds(every: Any) -> None:
+    """Raise ConfigError for a time between two looks that is none."""
+    number = isinstance(every, (int, float)) and not isinstance(every, bool) and math.isfinite(every)
+    if not number or not 0 < every <= _LONGEST:
+        raise ConfigError(
+            f"watch={every!r} is no time between two looks; give True, or seconds above 0 and up to {_LONGEST:g}"
+        )
+
+
 def attach(
     agent: Any,
     *,
@@ -202,10 +223,11 @@ def attach(
 
     ``watch=True`` follows what is promoted or rolled back from then on, within a second (a number: within as many
     seconds); else `Attachment.refresh` does. Where there is no version the agent keeps its model, and a warning says
-    so. With ``canary=0.1`` a tenth of its runs goes to the newest version made since the current one was promoted, or
-    to ``candidate="v4"``, a session always to the same of the two; the next promotion or rollback ends that. ``name``
-    is the agent's own by default. Agents of one process share the servers of their versions, and with
-    ``backend="vllm"`` versions of one base share one server; processes do not: see ``praison-agent-rl serve``. A
+    so. With ``canary=0.1`` a tenth of its runs goes to the newest version that passed the gate and was made since the
+    current one was promoted, or to ``candidate="v4"``, which may be any, a session always to the same of the two; the
+    next promotion or rollback ends that. The files of a version are verified before it is served. ``name`` is the
+    agent's own by default. Agents of one process share the servers of their versions, and with ``backend="vllm"``
+    versions of one base share one server; processes do not: see ``praison-agent-rl serve``. A
     process that forks attaches afterwards, and a clone of an agent stays with the version that it was made with.
     ``start`` is called instead of `serving.start_server`. An agent that was attached before is attached anew.
 
@@ -216,6 +238,10 @@ def attach(
     if backend not in ("transformers", "vllm"):
         raise ConfigError(f"backend={backend!r} is none; give 'transformers' or 'vllm'")
     check_share(canary, candidate)
+    if watch is not False:
+        check_seconds(_EVERY if watch is True else watch)
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(f"name={name!r} is no name of an agent; give a text")
     if not (name or getattr(agent, "name", None)):
         raise AgentError("the agent has no name by which its versions could be found; pass name=")
     place = Path(home).absolute()
@@ -232,7 +258,7 @@ def attach(
     install_taps()
     _begin(made, agent)
     _say_what_is_missing(made, agent)
-    if watch:
+    if watch is not False:
         made.watch(_EVERY if watch is True else float(watch))
     return made
 
@@ -252,7 +278,7 @@ def _begin(made: Attachment, agent: Any) -> None:
     setattr(agent, FOLLOWS, made)
     try:
         made.refresh()
-    except PraisonRLError:
+    except BaseException:  # a start= that was given may raise anything
         if before is not None:
             setattr(agent, FOLLOWS, before)
             if watched:
@@ -272,13 +298,24 @@ def _say_what_is_missing(made: Attachment, agent: Any) -> None:
         return
     if made.candidate is None:
         _LOG.warning(
-            "agent %r has no version to try: none was made since the last promotion or rollback; candidate= names one",
+            "agent %r has no version to try: none that passed the gate was made since the last promotion or rollback; "
+            "candidate= names one",
             made.name,
         )
     elif not is_recorded(agent):
         _LOG.warning(
             "agent %r is not recorded, so what its two versions answer cannot be compared: agent.record()", made.name
         )
+
+
+def _model_of(agent: Any) -> str | None:
+    route = route_of(agent)
+    return route.model if route else None
+
+
+def _is_dead(agent: Any) -> bool:
+    served = server_of(agent)
+    return served is not None and not served.running
 
 
 def _is_answered_by(agent: Any, version: Version) -> bool:

@@ -29,8 +29,14 @@ class Arm(Record):
     """Sessions, and runs that are of none."""
     errors: int
     """Runs that failed; they have no scores and are no zeros."""
+    unscored: int
+    """Runs that answered, and whose answer some reward gave no number."""
+    scored_clusters: int
+    """Clusters with a run that has a total reward."""
     rated: int
     """Runs with a feedback score."""
+    rated_clusters: int
+    """Clusters with such a run."""
 
 
 class RecordedComparison(Record):
@@ -45,25 +51,90 @@ class RecordedComparison(Record):
     """The weighted sum of the rewards."""
     feedback: Interval | None = None
     """The latest score that was given to each run."""
+    failed: Interval
+    """Share of the runs that failed."""
+    unscored: Interval
+    """Share of the runs that answered without a number of each reward."""
+    total_at_worst: Interval | None = None
+    """The total, where a run that failed and a number that is missing count as the worst seen; None where b has no
+    larger share of them than a."""
+    feedback_at_worst: Interval | None = None
+    """The feedback, where a run that failed and was not rated counts as the worst; None where b fails no more."""
     notes: tuple[str, ...] = ()
 
     @property
     def better(self) -> bool:
-        """Whether b is better by what there is: total or feedback lies above zero, neither below, with enough runs."""
-        found = [interval for interval in (self.total, self.feedback) if interval is not None]
-        enough = min(self.a.clusters, self.b.clusters) >= FEWEST_PROMPTS
-        return enough and any(i.low > 0 for i in found) and not any(i.high < 0 for i in found)
+        """Whether b is better by what there is: total or feedback lies above zero, and nothing is against it."""
+        return any(_rose(*measure[1:]) for measure in self._measures()) and not self.objections
+
+    @property
+    def objections(self) -> list[str]:
+        """What is against b, one sentence each: a number that fell, more failures, or a gain that rests on them."""
+        a, b = self.a, self.b
+        found = []
+        if _proved(self.failed.low, a.clusters, b.clusters):
+            found.append(
+                f"{b.version} fails more often: {_of(b.errors, b)}, where {a.version} fails in {_of(a.errors, a)}"
+            )
+        if _proved(self.unscored.low, a.clusters, b.clusters):
+            found.append(
+                f"{b.version} has no score more often: in {_of(b.unscored, b)}, where {a.version} has none in "
+                f"{_of(a.unscored, a)}"
+            )
+        for what, interval, clusters, worst in self._measures():
+            if interval.high < 0:
+                found.append(f"{what} fell")
+            elif _proved(interval.low, clusters) and worst is not None and not worst.low > 0:
+                found.append(
+                    f"the gain in {what} is none once the runs of {b.version} that failed or have no score count as "
+                    f"the worst seen ({worst.base:.3g} -> {worst.new:.3g}, 95 % CI {worst.low:+.3g}..{worst.high:+.3g})"
+                )
+        return found
+
+    def _doubts(self) -> list[str]:
+        """Why it is not shown to be better, where it is not."""
+        few = [
+            f"{what} is known of {clusters} sessions of one side, and {FEWEST_PROMPTS} are needed"
+            for what, interval, clusters, _ in self._measures()
+            if not interval.high < 0 and clusters < FEWEST_PROMPTS
+        ]
+        return [] if self.better else [*self.objections, *few]
+
+    def _measures(self) -> list[tuple[str, Interval, int, Interval | None]]:
+        """By what is decided: name, interval, the clusters that have it on either side, and the interval at worst."""
+        a, b = self.a, self.b
+        found = [
+            ("total reward", self.total, min(a.scored_clusters, b.scored_clusters), self.total_at_worst),
+            ("feedback", self.feedback, min(a.rated_clusters, b.rated_clusters), self.feedback_at_worst),
+        ]
+        return [(what, interval, clusters, worst) for what, interval, clusters, worst in found if interval is not None]
 
     def __str__(self) -> str:
         lines = [f"{self.agent}: {self.b.version} against {self.a.version}, by recorded runs"]
         for arm in (self.a, self.b):
             failed = f", {arm.errors} of them failed" if arm.errors else ""
-            lines.append(f"{arm.version}: {arm.runs} runs in {arm.clusters} sessions{failed}, {arm.rated} rated")
+            unscored = f", {arm.unscored} without a score" if arm.unscored else ""
+            lines.append(
+                f"{arm.version}: {arm.runs} runs in {arm.clusters} sessions{failed}{unscored}, {arm.rated} rated"
+            )
         lines += [_line(f"reward {name}", interval) for name, interval in self.rewards.items()]
         lines += [_line("total reward", self.total)] if self.total and len(self.rewards) > 1 else []
         lines += [_line("feedback", self.feedback)] if self.feedback else []
         verdict = f"{self.b.version} is better" if self.better else f"{self.b.version} is not shown to be better"
-        return "\n".join([*lines, *self.notes, verdict])
+        doubts = "; ".join(self._doubts())
+        return "\n".join([*lines, *self.notes, f"{verdict}: {doubts}" if doubts else verdict])
+
+
+def _rose(interval: Interval, clusters: int, worst: Interval | None) -> bool:
+    return _proved(interval.low, clusters) and (worst is None or worst.low > 0)
+
+
+def _proved(low: float, *clusters: int) -> bool:
+    return low > 0 and min(clusters) >= FEWEST_PROMPTS
+
+
+def _of(count: int, arm: Arm) -> str:
+    return f"{count} of {arm.runs} runs"
 
 
 def _line(what: str, i: Interval) -> str:
@@ -94,19 +165,25 @@ def compare_recorded(
     if a == b:
         raise ConfigError(f"{a!r} is to be compared with itself; name two versions")
     found = _runs_by_version(store, agent, (a, b))
-    sound = {version: [run for run in runs if _answered(run)] for version, runs in found.items()}
-    rewards, notes = _rewards(reward_funcs, Path(home), agent, b, [*sound[a], *sound[b]])
-    scores = {version: _scores(rewards, runs) for version, runs in sound.items()}
+    rewards, notes = _rewards(reward_funcs, Path(home), agent, b, [run for v in (a, b) for run in _sound(found[v])])
+    scores = {version: _scores(rewards, runs) for version, runs in found.items()}
     ratings = {version: [_rating(run) for run in runs] for version, runs in found.items()}
-    totals = {v: total(list(scores[v].values()), [reward.weight for reward in rewards]) for v in (a, b)}
-    intervals = {r.name: _interval(sound, {v: scores[v][r.name] for v in (a, b)}, seed) for r in rewards}
+    totals = {version: _totals(rewards, scores[version], len(runs)) for version, runs in found.items()}
+    failed = {v: [float(not _answered(run)) for run in found[v]] for v in (a, b)}
+    unscored = {v: _unscored(scores[v], found[v]) for v in (a, b)}
+    lost = {v: [*map(max, failed[v], unscored[v])] for v in (a, b)}
+    intervals = {r.name: _interval(found, {v: scores[v][r.name] for v in (a, b)}, seed) for r in rewards}
     return RecordedComparison(
         agent=agent,
-        a=_arm(a, found[a]),
-        b=_arm(b, found[b]),
+        a=_arm(a, found[a], totals[a], unscored[a]),
+        b=_arm(b, found[b], totals[b], unscored[b]),
         rewards={name: interval for name, interval in intervals.items() if interval is not None},
-        total=_interval(sound, totals, seed) if rewards else None,
+        total=_interval(found, totals, seed),
         feedback=_interval(found, ratings, seed),
+        failed=_share(found, failed, seed),
+        unscored=_share(found, unscored, seed),
+        total_at_worst=_interval(found, _at_worst(rewards, scores, totals), seed) if _more(lost) else None,
+        feedback_at_worst=_interval(found, _failed_at_worst(ratings, failed), seed) if _more(failed) else None,
         notes=tuple(notes),
     )
 
@@ -128,14 +205,14 @@ def _runs_by_version(store: str | Path, agent: str, versions: tuple[str, str]) -
 
 
 def candidate_of(home: Path, agent: str, pointer: Pointer | None, *, wanted: str | None) -> Version | None:
-    """What a canary tries: ``wanted``, or the newest version that was made since something was decided.
+    """What a canary tries: ``wanted``, or the newest version that passed the gate and was made since the last decision.
 
     So a version that was rolled back is not tried again by itself, not even by a service that starts anew.
     """
     now = pointer.version if pointer else None
     if wanted is not None:
         return read_version(home, agent, wanted) if wanted != now else None
-    newest = next(reversed(list_versions(home, agent)), None)
+    newest = next((version for version in reversed(list_versions(home, agent)) if version.passed), None)
     if newest is None or newest.name == now or (pointer is not None and newest.created <= pointer.changed):
         return None
     return newest
@@ -157,14 +234,26 @@ def is_recorded(agent: Any) -> bool:
     return any(recording.takes_turn(agent, None, "") for recording in open_recordings())
 
 
-def _arm(version: str, runs: Sequence[Run]) -> Arm:
+def _arm(version: str, runs: Sequence[Run], totals: Sequence[float | None], unscored: Sequence[float]) -> Arm:
+    ratings = [_rating(run) for run in runs]
     return Arm(
         version=version,
         runs=len(runs),
         clusters=len({_cluster(run) for run in runs}),
-        errors=sum(not _answered(run) for run in runs),
-        rated=sum(_rating(run) is not None for run in runs),
+        errors=len(runs) - len(_sound(runs)),
+        unscored=int(sum(unscored)),
+        scored_clusters=_clusters_with(totals, runs),
+        rated=sum(rating is not None for rating in ratings),
+        rated_clusters=_clusters_with(ratings, runs),
     )
+
+
+def _clusters_with(values: Sequence[float | None], runs: Sequence[Run]) -> int:
+    return len({_cluster(run) for run, value in zip(runs, values, strict=True) if value is not None})
+
+
+def _sound(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if _answered(run)]
 
 
 def _answered(run: Run) -> bool:
@@ -197,9 +286,73 @@ def _rewards(given: Any, home: Path, agent: str, version: str, runs: Sequence[Ru
 
 
 def _scores(rewards: Sequence[Reward], runs: Sequence[Run]) -> dict[str, list[float | None]]:
-    prompts, outputs = [_prompt(run) for run in runs], [_text(run.output) for run in runs]
+    """Each reward's number of each run; a run that failed has none."""
+    sound = _sound(runs)
+    prompts, outputs = [_prompt(run) for run in sound], [_text(run.output) for run in sound]
     ids = [list(range(len(output.split()))) for output in outputs]
-    return {reward.name: reward(prompts, outputs, completion_ids=ids) for reward in rewards}
+    scored = {}
+    for reward in rewards:
+        given = iter(reward(prompts, outputs, completion_ids=ids) if sound else ())
+        scored[reward.name] = [next(given) if _answered(run) else None for run in runs]
+    return scored
+
+
+def _totals(rewards: Sequence[Reward], scores: dict[str, list[float | None]], runs: int) -> list[float | None]:
+    return total(list(scores.values()), [reward.weight for reward in rewards]) if rewards else [None] * runs
+
+
+def _unscored(scores: dict[str, list[float | None]], runs: Sequence[Run]) -> list[float]:
+    """1 for each run that answered and lacks a number of some reward, else 0."""
+    return [
+        float(_answered(run) and any(values[place] is None for values in scores.values()))
+        for place, run in enumerate(runs)
+    ]
+
+
+def _at_worst(
+    rewards: Sequence[Reward], scores: dict[str, dict[str, list[float | None]]], totals: dict[str, list[float | None]]
+) -> dict[str, list[float | None]]:
+    """The totals, with each missing number as bad as the worst of its reward, and each run without any as the worst."""
+    seen = [value for values in totals.values() for value in values if value is not None]
+    if not seen:
+        return totals
+    worst: dict[str, float] = {}
+    for reward in rewards:
+        given = [n * reward.weight for side in scores.values() for n in side[reward.name] if n is not None]
+        worst[reward.name] = min(given, default=0.0)
+    found: dict[str, list[float | None]] = {}
+    for version, side in scores.items():
+        filled = []
+        for reward in rewards:
+            instead, numbers = worst[reward.name], side[reward.name]
+            filled.append([instead if number is None else number * reward.weight for number in numbers])
+        whole = [sum(parts) for parts in zip(*filled, strict=True)]
+        found[version] = [min(seen) if t is None else n for t, n in zip(totals[version], whole, strict=True)]
+    return found
+
+
+def _failed_at_worst(
+    ratings: dict[str, list[float | None]], failed: dict[str, list[float]]
+) -> dict[str, list[float | None]]:
+    worst = min((value for values in ratings.values() for value in values if value is not None), default=None)
+    return {
+        version: [
+            worst if value is None and lost else value for value, lost in zip(values, failed[version], strict=True)
+        ]
+        for version, values in ratings.items()
+    }
+
+
+def _more(shares: dict[str, list[float]]) -> bool:
+    """Whether the second version's mean is the larger one."""
+    a, b = (sum(values) / len(values) for values in shares.values())
+    return b > a
+
+
+def _share(runs: dict[str, list[Run]], values: dict[str, list[float]], seed: int) -> Interval:
+    found = _interval(runs, {version: [*numbers] for version, numbers in values.items()}, seed)
+    assert found is not None  # each side has runs, and each of them has the number
+    return found
 
 
 def _interval(runs: dict[str, list[Run]], values: dict[str, list[float | None]], seed: int) -> Interval | None:

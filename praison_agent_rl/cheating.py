@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from praison_agent_rl.guards import span
-from praison_agent_rl.intervals import differences, numpy
+from praison_agent_rl.intervals import differences, magnitude, numpy
 from praison_agent_rl.pairing import by_prompt, change_of, paired, reward_of
 from praison_agent_rl.records import FEWEST_PROMPTS, Answer, Comparison, Finding
 from praison_agent_rl.text_measures import n_grams, units
@@ -50,7 +50,7 @@ def _same_answers(base: Sequence[Answer], new: Sequence[Answer]) -> Finding | No
     seen = change.interval
     if not (change.rose and seen.difference > SAME_ANSWERS):
         return None
-    common = Counter(" ".join(units(answer.text)) for answer in _greedy(new)).most_common(1)[0]
+    common = _times(new).most_common(1)[0]
     example = next(answer.text for answer in _greedy(new) if " ".join(units(answer.text)) == common[0])
     return Finding(
         name="template answers",
@@ -65,11 +65,16 @@ def _greedy(answers: Sequence[Answer]) -> list[Answer]:
 
 def _with_twins(answers: Sequence[Answer]) -> list[Answer]:
     """The greedy answers, with a total of 1 for one that another prompt got too, in the same words, and 0 else."""
-    times = Counter(" ".join(units(answer.text)) for answer in _greedy(answers))
+    times = _times(answers)
     return [
         answer.model_copy(update={"total": float(times[" ".join(units(answer.text))] > 1)})
         for answer in _greedy(answers)
     ]
+
+
+def _times(answers: Sequence[Answer]) -> Counter[str]:
+    """How many prompts get each greedy answer; rows with the same prompt are one."""
+    return Counter(words for _, words in {(answer.prompt, " ".join(units(answer.text))) for answer in _greedy(answers)})
 
 
 def _less_diverse(base: Sequence[Answer], new: Sequence[Answer]) -> Finding | None:
@@ -108,9 +113,11 @@ def _gain_by_length(comparison: Comparison, base: Sequence[Answer], new: Sequenc
     for name, seen in comparison.rewards.items():
         scores = [by_prompt(side, reward_of(name)) for side in (base, new)]
         both = scores[0].keys() & scores[1].keys()
-        gains = differences(*paired(*scores))
+        sides = paired(*scores)
+        size = magnitude(*sides)
+        gains = differences(sides[0] / size, sides[1] / size)
         changes = differences(*paired(*({prompt: side[prompt] for prompt in both} for side in length)))
-        if not seen.low > 0 or len(gains) < FEWEST_PROMPTS or gains.std() == 0 or changes.std() == 0:
+        if not seen.low > 0 or len(gains) < FEWEST_PROMPTS or np.ptp(gains) == 0 or np.ptp(changes) == 0:
             continue
         correlation = float(np.corrcoef(gains, changes)[0, 1])
         if abs(correlation) > LENGTH:

@@ -28,6 +28,10 @@ AgentName = Annotated[str | None, typer.Option("--agent", help="Name of an agent
 _WIDTH = 60
 
 
+_SHOWN = 12
+"""Characters of a run's id that a table shows; `show` takes the beginning of an id."""
+
+
 @transcripts.command("list")
 def list_runs(
     store: Store = None,
@@ -44,7 +48,7 @@ def list_runs(
     table = Table("id", "when", "agent", "asked", "answered", "calls", "", box=None)
     for run in _last(found, limit):
         mark = "error" if run.error else "" if run.finished else "unfinished"
-        cells = [run.id, _when(run.time), run.agent or "", _line(run.prompt), _line(run.output)]
+        cells = [run.id[:_SHOWN], _when(run.time), run.agent or "", _line(run.prompt), _line(run.output)]
         table.add_row(*map(Text, cells), str(len(run.calls)), Text(mark))
     console.print(table)
     _say_lost(losses)

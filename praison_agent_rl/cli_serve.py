@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from praison_agent_rl.errors import ServerFailed, VersionError
+from praison_agent_rl.errors import ConfigError, ServerFailed, VersionError
 from praison_agent_rl.records import Version
 
 KEY_VARIABLE = "PRAISON_AGENT_RL_KEY"
@@ -22,6 +23,7 @@ def serve_alone(agent: str, version: str | None, *, port: int | None, device: st
 
     Raises:
         VersionError: there is no such version, or none is current.
+        ConfigError: the port cannot be had.
         ServerFailed: the server did not come up, or ended by itself.
     """
     from praison_agent_rl.child import last_lines
@@ -29,6 +31,8 @@ def serve_alone(agent: str, version: str | None, *, port: int | None, device: st
     from praison_agent_rl.serving import LOG, start_server
 
     found = _version(home, agent, version)
+    if port is not None:
+        _check_free(port)
     given = os.environ.get(KEY_VARIABLE)
     with _ended_as_by_ctrl_c():
         _say(f"starting the server of {found.name} of agent {found.agent!r}; Ctrl-C ends it")
@@ -43,6 +47,17 @@ def serve_alone(agent: str, version: str | None, *, port: int | None, device: st
             raise ServerFailed(f"the server ended by itself; the last lines of its log:\n{log}")
         finally:
             server.stop()
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        if os.name == "posix":  # as servers do: what was only just let go of is free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            said = getattr(error, "strerror", None) or error
+            raise ConfigError(f"port {port} of 127.0.0.1 cannot be had ({said}); give another with --port") from error
 
 
 def _version(home: Path, agent: str, name: str | None) -> Version:

@@ -95,7 +95,7 @@ def show(agent: AgentName, version: Name, home: Home = HOME) -> None:
         if version in (change.version, before):
             to = change.version or "the model that it was built with"
             forced = ", against the verdict" if change.forced else ""
-            _say(f"{change.changed}  {change.by}: {to} answers{forced}", style="red" if change.forced else None)
+            _say(f"{change.changed[:19]}Z  {change.by}: {to} answers{forced}", style="red" if change.forced else None)
         before = change.version
 
 
@@ -156,12 +156,16 @@ def promote_(
 
 
 @versions.command("rollback")
-def rollback_(agent: AgentName, home: Home = HOME) -> None:
+def rollback_(
+    agent: AgentName,
+    force: Annotated[bool, typer.Option("--force", help="Also to a version whose files are damaged.")] = False,
+    home: Home = HOME,
+) -> None:
     """Let what answered before answer again."""
     from praison_agent_rl import registry
 
     name = registry.agent_named(home, agent)
-    _say_pointer(name, registry.rollback(home, name))
+    _say_pointer(name, registry.rollback(home, name, force=force))
 
 
 @versions.command("verify")

@@ -48,7 +48,8 @@ def split_rows(rows: Sequence[Row], held_out: float | int, *, seed: int = 0) -> 
 
     ``held_out`` is a share of the distinct prompts (float in 0..1) or a number of them (int); 0 is none. The side is a
     function of the seed and the prompts alone, so the order of the rows does not matter. A column ``split`` that says
-    train, test, held_out or validation in every row decides instead, unless all say train; it is taken away.
+    train, test, held_out or validation in every row decides instead, unless all say train; it is taken away, and a
+    prompt that it holds out is not trained on where another row says train.
 
     Raises:
         DataError: no training prompt would remain, or ``held_out`` is neither.
@@ -150,14 +151,16 @@ def to_dataset(rows: Sequence[Row]) -> Any:
 
 
 def _split_as_said(rows: Sequence[Row], is_held_out: list[bool]) -> tuple[list[Row], list[Row]]:
-    train = [row for row, away in zip(rows, is_held_out, strict=True) if not away]
+    asked = [row for row, away in zip(rows, is_held_out, strict=True) if not away]
     held_out = [row for row, away in zip(rows, is_held_out, strict=True) if away]
+    kept_away = {prompt_key(row) for row in held_out}
+    train = [row for row in asked if prompt_key(row) not in kept_away]
     if not train:
-        raise DataError("the column 'split' holds out every row and leaves none to train on; mark some as 'train'")
-    shared = {prompt_key(row) for row in train} & {prompt_key(row) for row in held_out}
-    if shared:
+        raise DataError("the column 'split' holds out every prompt and leaves none to train on; mark some as 'train'")
+    if len(train) < len(asked):
         log.warning(
-            "%d prompts are on both sides of the column 'split', so the held-out score is partly memory", len(shared)
+            "%d rows that the column 'split' marks as 'train' are left out of training: it holds out the same prompts",
+            len(asked) - len(train),
         )
     return train, held_out
 

@@ -1,6 +1,7 @@
 """Draft an improvement of an agent: check all that was given, and ask the agent how it asks; no model is loaded."""
 
 import glob
+import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,13 +9,13 @@ from typing import Any
 
 from praison_agent_rl import planning
 from praison_agent_rl.config import TrainConfig
-from praison_agent_rl.data import Row
+from praison_agent_rl.data import Row, prompt_key
 from praison_agent_rl.dataset_building import BuildOptions, build_dataset
 from praison_agent_rl.errors import ConfigError, DataError
 from praison_agent_rl.models import find_weights, require_training_stack, weights_beneath
-from praison_agent_rl.past import Past, earlier_prompts, recorded_incumbent
+from praison_agent_rl.past import Past, Rival, earlier_prompts, recorded_incumbent
 from praison_agent_rl.planning import Draft, Problems
-from praison_agent_rl.records import FEWEST_PROMPTS, Version
+from praison_agent_rl.records import FEWEST_PROMPTS, Pointer, Version
 from praison_agent_rl.registry import current, list_versions, model_of, read_version
 from praison_agent_rl.rewards import require, resolve_all
 from praison_agent_rl.runs import HOME
@@ -26,8 +27,11 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 def agent_name(agent: Any) -> str:
-    """The name under which the agent's versions are kept."""
-    return str(getattr(agent, "name", None) or "agent")
+    """The name under which the agent's versions are kept; one without a name is known by what it was told to be."""
+    if name := getattr(agent, "name", None):
+        return str(name)
+    told = [str(getattr(agent, part, None)) for part in ("role", "goal", "backstory", "instructions")]
+    return f"agent-{hashlib.sha256(chr(0).join(told).encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
 def draft_improvement(
@@ -42,10 +46,14 @@ def draft_improvement(
         problems.attempt(lambda: require(loaded.method, fns))
         problems.attempt(lambda: resolve_all(loaded.judge_funcs))
     problems.attempt(lambda: check_swappable(agent))
+    if loaded is None:  # what else was given is looked at all the same
+        problems.attempt(lambda: planning.check_data(data, "grpo") if data is not None else None)
+        problems.attempt(lambda: find_weights(base_model) if base_model else None)
     problems.raise_all()  # the agent itself is asked only if it is one
     assert loaded is not None
     problems.attempt(require_training_stack)
-    base = problems.attempt(lambda: weights_to_train(agent, base_model or loaded.model_name))
+    pointer = current(HOME, agent_name(agent))
+    base = problems.attempt(lambda: weights_to_train(agent, base_model or loaded.model_name, pointer))
     given = data if data is not None else loaded.dataset
     found = problems.attempt(lambda: _rows_of(agent, given, loaded, on_event))
     problems.raise_all()
@@ -53,26 +61,26 @@ def draft_improvement(
     rows, tools = as_the_agent_asks(agent, found[0], on_event)
     draft = planning.finish_draft(loaded, base, rows, problems=problems, tools=tools)
     draft.manifest = found[1]
-    if len(draft.held_out) < FEWEST_PROMPTS:
+    draft.since = pointer.changed if pointer else ""
+    distinct = len({prompt_key(row) for row in draft.held_out})
+    if distinct < FEWEST_PROMPTS:
         raise DataError(
-            f"{len(draft.held_out)} prompts are held out, and with fewer than {FEWEST_PROMPTS} nothing can be shown to "
+            f"{distinct} prompts are held out, and with fewer than {FEWEST_PROMPTS} nothing can be shown to "
             "be better; raise held_out or give more prompts"
         )
     return draft
 
 
-def weights_to_train(agent: Any, given: str | None) -> str:
+def weights_to_train(agent: Any, given: str | None, pointer: Pointer | None) -> str:
     """What the agent's next version is trained on: its current version, unless other weights than its own are given.
 
     Raises:
         ModelError: the weights beneath the agent cannot be known.
         VersionError: those of its current version are not there any more.
     """
-    name = agent_name(agent)
-    pointer = current(HOME, name)
     if pointer is None or pointer.version is None:
         return weights_beneath(agent, given)
-    version = read_version(HOME, name, pointer.version)
+    version = read_version(HOME, agent_name(agent), pointer.version)
     if given is not None and find_weights(given) not in (str(Path(version.folder) / "model"), _root_of(version)):
         return weights_beneath(agent, given)
     return str(model_of(version))
@@ -89,23 +97,28 @@ def _root_of(version: Version) -> str:
 def past_of(agent: Any, draft: Draft, *, promote: bool) -> Past:
     """What came before this improvement of ``agent``: its versions, and what answers it now."""
     name, notes = agent_name(agent), []
-    parent, earlier = None, []
+    pointer = current(HOME, name)
+    parent, earlier, rival, incumbent = None, [], None, None
     for version in list_versions(HOME, name):
-        if draft.base == str(Path(version.folder) / "model"):
+        model = str(Path(version.folder) / "model")
+        if draft.base == model:
             parent = version.name
+        elif pointer is not None and pointer.version == version.name:
+            rival = Rival(version.name, str(model_of(version)))
         try:
             judged_on = earlier_prompts(version.name, Path(version.folder))
-        except ConfigError as error:
+        except (ConfigError, DataError) as error:
             notes.append(f"{version.name} judges no more: {error}")
             continue
         earlier += [judged_on] if judged_on else []
-    incumbent = None
     if parent is not None:
         notes.append(f"training goes on from {parent}")
+    elif rival is not None:
+        notes.append(f"{rival.name} answers now and is not what is trained: the new model has to beat it too")
     else:
         incumbent, said = recorded_incumbent(agent, draft.base, draft.held_out)
         notes += said
-    return Past(name, parent, earlier, incumbent, notes, promote)
+    return Past(name, parent, earlier, incumbent, notes, promote, rival if parent is None else None, draft.since)
 
 
 def as_the_agent_asks(agent: Any, rows: list[Row], on_event: OnEvent) -> tuple[list[Row], list[dict[str, Any]]]:

@@ -31,6 +31,7 @@ from praison_agent_rl.report import write_report
 from praison_agent_rl.rewards import require, resolve_all
 from praison_agent_rl.runs import HOME, RunFolder, read_record
 from praison_agent_rl.swap import server_of
+from praison_agent_rl.upkeep import check_base
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -214,6 +215,8 @@ def _base_of(side: Side) -> Side:
         raise ConfigError(
             f"evaluate was not told what to compare {side.label!r} with; give against=: weights, a version or an agent"
         )
+    if side.version.base_hash is not None:
+        check_base(side.version, side.version.base)
     return Side(f"the base of {side.version.name}", find_weights(side.version.base))
 
 

@@ -1,12 +1,22 @@
 """What the rewards say of the answers of base and candidate to the same prompts, and how the two compare."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 from praison_agent_rl.answering import RawAnswer
-from praison_agent_rl.data import Row, columns_of
+from praison_agent_rl.data import Row, columns_of, prompt_key
 from praison_agent_rl.intervals import differences, paired_interval, prompts_needed
-from praison_agent_rl.pairing import by_prompt, change_of, judged_of, paired, reward_of, total_of
+from praison_agent_rl.pairing import (
+    Value,
+    by_prompt,
+    change_of,
+    judged_of,
+    missing_of,
+    names_of,
+    paired,
+    reward_of,
+    total_of,
+    values_of,
+)
 from praison_agent_rl.records import Answer, Comparison
 from praison_agent_rl.rewards import Reward, total
 
@@ -53,35 +63,46 @@ def _scores(
     return {reward.name: reward(prompts, texts, **columns) for reward in rewards}
 
 
+def by_distinct_prompt(answers: Sequence[Answer], rows: Sequence[Row]) -> list[Answer]:
+    """The answers with the place of the first row that has the same prompt: the same prompt shows the same thing twice.
+
+    Rows are alike by their prompt alone, as `data.split_rows` takes them, whatever their other columns say.
+    """
+    first: dict[str, int] = {}
+    places = [first.setdefault(prompt_key(row), place) for place, row in enumerate(rows)]
+    return [answer.model_copy(update={"prompt": places[answer.prompt]}) for answer in answers]
+
+
 def compare(base: Sequence[Answer], new: Sequence[Answer], *, seed: int = 0) -> Comparison:
     """Base and candidate prompt by prompt, with a 95 % interval of each mean difference.
 
     A prompt counts with the mean of its scored answers. An answer that failed is neither a zero nor passed over: it is
-    counted, and its prompt is left out, and counted too, only if that side has no scored answer to it.
+    counted, and its prompt is left out, and counted too, only if that side has no scored answer to it. So is an answer
+    to which a reward gave no score; ``guards.score_guards`` tests whether the gain rests on it.
     """
+    both = [*base, *new]
     totals = paired(by_prompt(base, total_of), by_prompt(new, total_of))
     prompts = {answer.prompt for answer in base} | {answer.prompt for answer in new}
     gains = differences(*totals)
     return Comparison(
         total=paired_interval(*totals, seed=seed),
-        rewards={
-            name: change_of(base, new, reward_of(name), seed=seed).interval for name in _names(base, new, "rewards")
-        },
+        rewards={name: change_of(base, new, reward_of(name), seed=seed).interval for name in names_of(both, "rewards")},
         prompts=len(gains),
         samples=len({answer.sample for answer in base}),
         wins=int((gains > 0).sum()),
         ties=int((gains == 0).sum()),
         losses=int((gains < 0).sum()),
         unscored=len(prompts) - len(gains),
-        judged={
-            name: change_of(base, new, judged_of(name), seed=seed).interval for name in _names(base, new, "judged")
-        },
+        judged={name: change_of(base, new, judged_of(name), seed=seed).interval for name in names_of(both, "judged")},
         errors_base=sum(answer.error is not None for answer in base),
         errors_new=sum(answer.error is not None for answer in new),
+        missing_base={name: _missing(base, value) for name, value in values_of(both).items()},
+        missing_new={name: _missing(new, value) for name, value in values_of(both).items()},
+        unscored_base=_missing(base, total_of),
+        unscored_new=_missing(new, total_of),
         needed=prompts_needed(gains),
     )
 
 
-def _names(base: Sequence[Answer], new: Sequence[Answer], kind: Literal["rewards", "judged"]) -> list[str]:
-    """Names of the rewards; an answer that failed may lack them, so they are collected from all."""
-    return list(dict.fromkeys(name for answer in [*base, *new] for name in getattr(answer, kind)))
+def _missing(answers: Sequence[Answer], value: Value) -> int:
+    return sum(missing_of(value)(answer) == 1 for answer in answers)

@@ -13,6 +13,7 @@ from praison_agent_rl.guards import (
     failure_guards,
     judged_guards,
     reward_guards,
+    score_guards,
     span,
 )
 from praison_agent_rl.intervals import differences, prompts_needed
@@ -49,6 +50,8 @@ class Evidence:
     """Recorded answers to the held-out prompts of what runs now, scored, where that is another model than the base."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Schemas of the tools that were shown."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of the rewards in the total; 1 where it is not said."""
 
 
 def judge(evidence: Evidence, rules: GateRules) -> Verdict:
@@ -75,9 +78,18 @@ def _guards(evidence: Evidence, rules: GateRules) -> list[Guard]:
         *reward_guards(comparison, rules.guards),
         *judged_guards(comparison.model_copy(update={"judged": unguarded})),
         *drift_guards(evidence.base, evidence.new, limits=rules.limits, tools=evidence.tools),
-        *failure_guards(evidence.base, evidence.new, rules.min_gain),
+        *_gain_guards(evidence, evidence.base, rules.min_gain, None),
+        *(_gain_guards(evidence, evidence.incumbent, rules.min_gain, _INCUMBENT) if evidence.incumbent else []),
         *([control_guard(*evidence.control)] if evidence.control else []),
         *earlier_guards(evidence.earlier),
+    ]
+
+
+def _gain_guards(evidence: Evidence, other: Sequence[Answer], min_gain: float, against: str | None) -> list[Guard]:
+    """Whether the gain over ``other`` rests on answers that failed, or on scores that are missing."""
+    return [
+        *failure_guards(other, evidence.new, min_gain, against=against),
+        *score_guards(other, evidence.new, min_gain=min_gain, weights=evidence.weights, against=against),
     ]
 
 

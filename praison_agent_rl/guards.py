@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from praison_agent_rl.intervals import CONFIDENCE
-from praison_agent_rl.pairing import Change, Value, change_of, total_of
+from praison_agent_rl.pairing import Change, Value, change_of, missing_of, names_of, reward_of, total_of, values_of
 from praison_agent_rl.records import FEWEST_PROMPTS, Answer, Comparison, Guard, Interval
 from praison_agent_rl.text_measures import faulty_tool_call, repetition, scripts
 
@@ -76,32 +76,97 @@ def reward_guards(comparison: Comparison, guards: Mapping[str, float]) -> list[G
     return made
 
 
-def failure_guards(base: Sequence[Answer], new: Sequence[Answer], min_gain: float) -> list[Guard]:
+def failure_guards(
+    base: Sequence[Answer], new: Sequence[Answer], min_gain: float, *, against: str | None = None
+) -> list[Guard]:
     """Whether the gain rests on prompts that the candidate failed at being left out; none where it never failed.
 
     Each answer of it that failed is taken for as bad as the worst that either side gave. That is no score, only a test
-    of the gain: a candidate that fails at hard prompts would otherwise be measured on the easy ones.
+    of the gain: a candidate that fails at hard prompts would otherwise be measured on the easy ones. ``against`` names
+    whose answers ``base`` are, where they are not those of the base.
     """
-    scores = [score for answer in [*base, *new] if (score := total_of(answer)) is not None]
-    if not scores or not any(answer.error is not None for answer in new):
+    if all(total_of(answer) is None for answer in [*base, *new]) or all(answer.error is None for answer in new):
         return []
-    change = change_of(base, new, total_of)
-    worst = change_of(base, _failures_as(min(scores), new), total_of)
+    worst = change_of(base, _failures_as_worst(base, new), total_of).interval
     return [
         Guard(
-            name="failures",
-            base=worst.interval.base,
-            new=worst.interval.new,
+            name="failures" + _over(against),
+            base=worst.base,
+            new=worst.new,
             limit=f"the gain must stay above {min_gain:g} with each failed answer as bad as the worst",
-            broken=change.interval.low > min_gain and not worst.interval.low > min_gain,
-            text=f"with the answers that failed taken for as bad as the worst, the gain is "
-            f"{worst.interval.difference:+.3g} ({span(worst.interval)})",
+            broken=change_of(base, new, total_of).interval.low > min_gain and not worst.low > min_gain,
+            text=f"with the answers that failed taken for as bad as the worst, the gain{_over(against)} is "
+            f"{worst.difference:+.3g} ({span(worst)})",
         )
     ]
 
 
-def _failures_as(score: float, answers: Sequence[Answer]) -> list[Answer]:
-    return [a if a.error is None else a.model_copy(update={"error": None, "total": score}) for a in answers]
+def score_guards(
+    base: Sequence[Answer],
+    new: Sequence[Answer],
+    *,
+    min_gain: float = 0.0,
+    weights: Mapping[str, float] | None = None,
+    against: str | None = None,
+) -> list[Guard]:
+    """Whether the candidate lost scores, or the gain rests on those that it did not get; none where it got all.
+
+    A score that is missing (None, NaN) takes a penalty away with it, or a prompt out of the mean. The gain is tested
+    with each one that the candidate lacks as bad as the worst that either side got from that reward, and failed answers
+    as in `failure_guards`. ``weights`` are those of the rewards in the total, 1 where it is not said.
+    """
+    guards = []
+    filled = _missing_as_worst(base, new, weights or {})
+    if filled != list(new):
+        before = change_of(base, _failures_as_worst(base, new), total_of).interval
+        worst = change_of(base, _failures_as_worst(base, filled), total_of).interval
+        guards.append(
+            Guard(
+                name="scores" + _over(against),
+                base=worst.base,
+                new=worst.new,
+                limit=f"the gain must stay above {min_gain:g} with each missing score as bad as the worst",
+                broken=before.low > min_gain and not worst.low > min_gain,
+                text=f"with the scores that the new answers did not get taken for as bad as the worst, the "
+                f"gain{_over(against)} is {worst.difference:+.3g} ({span(worst)})",
+            )
+        )
+    for name, value in values_of([*base, *new]).items():
+        if any(missing_of(value)(answer) for answer in new):
+            what = f"answers to which reward {name} gave no score"
+            change = change_of(base, new, missing_of(value))
+            guards.append(_share_guard(f"scores of {name}{_over(against)}", what, change, 0.0))
+    return guards
+
+
+def _over(against: str | None) -> str:
+    return f" over {against}" if against else ""
+
+
+def _failures_as_worst(base: Sequence[Answer], new: Sequence[Answer]) -> list[Answer]:
+    totals = [score for answer in [*base, *new] if (score := total_of(answer)) is not None]
+    worst = min(totals, default=None)
+    return [a if a.error is None else a.model_copy(update={"error": None, "total": worst}) for a in new]
+
+
+def _missing_as_worst(base: Sequence[Answer], new: Sequence[Answer], weights: Mapping[str, float]) -> list[Answer]:
+    """The candidate's answers with a total that holds the worst of each reward that is missing.
+
+    Where the base has no score from a reward for any answer to a prompt, that reward may not apply to the prompt.
+    """
+    lost: dict[int, float] = {}
+    for name in names_of([*base, *new], "rewards"):
+        value, missing, weight = reward_of(name), missing_of(reward_of(name)), weights.get(name, 1.0)
+        scored = [answer for answer in [*base, *new] if missing(answer) == 0]
+        worst = min((weight * (value(answer) or 0.0) for answer in scored), default=0.0)
+        applies = {answer.prompt for answer in base if missing(answer) == 0}
+        for place, answer in enumerate(new):
+            if missing(answer) and answer.prompt in applies:
+                lost[place] = lost.get(place, 0.0) + worst
+    return [
+        answer.model_copy(update={"total": (answer.total or 0.0) + lost[place]}) if place in lost else answer
+        for place, answer in enumerate(new)
+    ]
 
 
 def earlier_guards(earlier: Mapping[str, tuple[Sequence[Answer], Sequence[Answer]]]) -> list[Guard]:

@@ -17,6 +17,7 @@ from praison_agent_rl.errors import (
     TrainingFailed,
     VersionError,
 )
+from praison_agent_rl.forcing import mark_forced
 from praison_agent_rl.planning import Draft
 from praison_agent_rl.progress import RunProgress
 from praison_agent_rl.publishing import publish_version
@@ -25,7 +26,7 @@ from praison_agent_rl.registry import current, improvement_lock
 from praison_agent_rl.registry import promote as promote_version
 from praison_agent_rl.registry import rollback as roll_back_pointer
 from praison_agent_rl.report import write_report
-from praison_agent_rl.runs import HOME, RunFolder, read_record
+from praison_agent_rl.runs import HOME, RunFolder, read_record, write_record
 from praison_agent_rl.server_pool import serve_version
 from praison_agent_rl.serving import Served, ServerAddress
 from praison_agent_rl.stages import ALL_STAGES, planned_rewards, run_stages
@@ -85,16 +86,17 @@ class Improvement:
         if self.undo is None or self.server is None:
             return
         name, attachment = agent_name(self.agent), attachment_of(self.agent)
-        pointer = current(HOME, name)
-        if server_of(self.agent) is not self.server and attachment is None:
+        pointer, served = current(HOME, name), server_of(self.agent)
+        later = pointer is not None and pointer.version != self.version and self.version in pointer.previous
+        if served is not self.server and (later or (served is not None and not self.promoted)):
             raise AgentError(
                 f"{self.version} cannot be rolled back: a later version was swapped in after it; roll that back first"
             )
         if pointer is not None and pointer.version == self.version:
             roll_back_pointer(HOME, name)
-        if attachment is None:
+        if served is self.server:
             self.undo()
-        else:
+        if attachment is not None:
             attachment.refresh()
         self.undo = self.server = None
 
@@ -108,7 +110,9 @@ class Improvement:
         fate = "swapped in" if self.swapped_in else "promoted" if self.promoted else "kept as a candidate"
         fate += f" ({self.kept_back})" if self.kept_back else ""
         against = "" if verdict.passed else f" BY FORCE, against the verdict {verdict.text!r}"
-        return f"{self.version}: {scores} ({interval}), {fate}{against}"
+        signs = ", ".join(dict.fromkeys(finding.name for finding in verdict.findings))
+        doubt = f"; signs of cheating: {signs} (see the report)" if signs else ""
+        return f"{self.version}: {scores} ({interval}), {fate}{against}{doubt}"
 
 
 def improve(
@@ -220,16 +224,26 @@ def settle(result: Improvement, run: RunFolder, *, force: bool = False, agent: A
     address = _serve(version, plan.device) if agent is not None else None
     if plan.promote:
         try:
-            promote_version(HOME, name, version.name, by="improve", force=force)
+            promote_version(HOME, name, version.name, by="improve", force=force, since=plan.since)
         except VersionError as error:
             result.kept_back = str(error)
             return
         result.promoted = True
+    if not version.passed and (plan.promote or address is not None):
+        _say_forced(result, run, version)
     if address is not None:
         install_taps()  # turns under way end on the model that they began with
         server = address.server
         result.server, result.agent = server, agent
         result.undo = swap_model(agent, server.model, base_url=address, api_key=server.api_key, server=server)
+
+
+def _say_forced(result: Improvement, run: RunFolder, version: Version) -> None:
+    """Write it into the version and into the run, whose report is the one that is handed back."""
+    mark_forced(version)
+    result.verdict = result.verdict.model_copy(update={"forced": True})
+    write_record(run.verdict_file, result.verdict)
+    write_report(run)
 
 
 def _serve(version: Version, device: str) -> ServerAddress:

@@ -37,11 +37,12 @@ def paired_interval(
     The limits are NaN for fewer than 2 pairs and where a value is not finite.
     """
     np = numpy()
+    size = magnitude(base, new)
+    base, new = np.asarray(base, dtype=float) / size, np.asarray(new, dtype=float) / size
     gains = differences(base, new)
-    nan = float("nan")
-    means = [float(side.mean()) if len(side) else nan for side in (np.asarray(base), np.asarray(new), gains)]
+    means = [float(side.mean()) if len(side) else float("nan") for side in (base, new, gains)]
     low, high = _limits([_Sample(gains, np.ones(len(gains)), 1)], seed, (1 - confidence) / 2)
-    return Interval(base=means[0], new=means[1], difference=means[2], low=low, high=high)
+    return _interval(size, *means, low, high)
 
 
 def unpaired_interval(
@@ -58,18 +59,37 @@ def unpaired_interval(
     (Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8). The limits are NaN where a sample
     has fewer than 2 clusters, and where a value is not finite.
     """
+    np = numpy()
+    size = magnitude(a, b)
+    a, b = np.asarray(a, dtype=float) / size, np.asarray(b, dtype=float) / size
     samples = [_clustered(a, clusters_a, -1), _clustered(b, clusters_b, 1)]
     low, high = _limits(samples, seed, (1 - CONFIDENCE) / 2)
     base, new = (sample.mean for sample in samples)
-    return Interval(base=base, new=new, difference=new - base, low=low, high=high)
+    return _interval(size, base, new, new - base, low, high)
+
+
+def magnitude(*samples: "np.ndarray[Any, Any]") -> float:
+    """The power of 2 at or below the largest value; divided by it, numbers lose no digit and their squares have a size.
+
+    >>> magnitude([-5.0, 1.0], [float("inf")])
+    4.0
+    """
+    np = numpy()
+    values = np.concatenate([np.asarray(sample, dtype=float).ravel() for sample in samples])
+    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+    return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
 
 
 def differences(base: "np.ndarray[Any, Any]", new: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """``new - base``, exactly 0 where they differ by no more than the order of a sum may."""
+    """``new - base``, exactly 0 where they differ by no more than the order of a sum may.
+
+    A sum may miss 0 by 1e-15 of what it is made of, which is no smaller than the largest value where that is below 1.
+    """
     np = numpy()
     base, new = np.asarray(base, dtype=float), np.asarray(new, dtype=float)
-    with np.errstate(invalid="ignore"):
-        same = np.isclose(base, new, rtol=1e-12, atol=1e-15) & np.isfinite(base)  # inf less inf is no number
+    missed = 1e-15 * magnitude(base, new)
+    with np.errstate(invalid="ignore", over="ignore"):
+        same = np.isclose(base, new, rtol=1e-12, atol=missed) & np.isfinite(base)  # inf less inf is no number
         return np.asarray(np.where(same, 0.0, new - base))  # type: ignore[no-any-return]
 
 
@@ -84,11 +104,14 @@ def prompts_needed(gains: "np.ndarray[Any, Any]", *, size: float | None = None, 
     gains = np.asarray(gains, dtype=float)
     if len(gains) < 2 or not np.isfinite(gains).all():
         return None
-    size = float(gains.mean()) if size is None else size
+    scale = magnitude(gains)
+    gains = gains / scale
+    size = float(gains.mean()) if size is None else size / scale
     if not math.isfinite(size) or size == 0:
         return None
     z = _NORMAL.inv_cdf((1 + CONFIDENCE) / 2) + _NORMAL.inv_cdf(power)
-    needed = (z * float(gains.std(ddof=1)) / size) ** 2
+    ratio = z * float(gains.std(ddof=1)) / size
+    needed = ratio * ratio  # which is infinite where ** would raise
     return max(FEWEST_PROMPTS, math.ceil(needed)) if math.isfinite(needed) else None
 
 
@@ -111,6 +134,12 @@ def numpy() -> Any:
     except ImportError as error:
         raise MissingExtra('comparing needs numpy: pip install "praison-agent-rl[train]"') from error
     return np
+
+
+def _interval(size: float, base: float, new: float, *rest: float) -> Interval:
+    """Base, new, difference, low and high in units of ``size``."""
+    difference, low, high = (size * value for value in rest)
+    return Interval(base=size * base, new=size * new, difference=difference, low=low, high=high)
 
 
 class _Sample(NamedTuple):

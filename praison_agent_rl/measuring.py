@@ -23,7 +23,7 @@ from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.control import CONTROL_TOKENS, control_rewards
 from praison_agent_rl.data import Row, as_messages, normalise, read_rows, write_rows
 from praison_agent_rl.errors import RewardError
-from praison_agent_rl.evaluation import compare, score_answers
+from praison_agent_rl.evaluation import by_distinct_prompt, compare, score_answers
 from praison_agent_rl.gate import Evidence, judge
 from praison_agent_rl.models import load_tokenizer, plain_weights
 from praison_agent_rl.past import VERSION_COLUMN
@@ -39,7 +39,8 @@ MOST_LIKELIHOODS = 64
 def results_of(run: RunFolder, side: str) -> list[Path]:
     """What measuring ``side`` (``base`` or ``new``) leaves."""
     kinds = [kind for kind in GUARD_KINDS if run.guard_rows(kind).exists()]
-    recorded = [run.answers("incumbent")] if side == "new" and run.recorded.exists() else []
+    asked = run.plan.incumbent_weights is not None
+    recorded = [run.answers("incumbent")] if side == "new" and (asked or run.recorded.exists()) else []
     return [*(run.guard_answers(kind, side) for kind in kinds), *recorded, run.answers(side)]
 
 
@@ -47,6 +48,8 @@ def measure(run: RunFolder, side: str, rewards: Sequence[Reward], judges: Sequen
     """Let ``side`` answer all that it has not answered yet, and score it."""
     plan = run.plan
     new = plan.candidate or str(run.merged)
+    if side == "new" and not run.answers("incumbent").exists():
+        _measure_incumbent(run, rewards, judges)
     engine = load_engine(plan.base if side == "base" else new, plan)
     asked = {kind: _guard_rows_as_asked(run, kind, engine) for kind in GUARD_KINDS if _missing(run, kind, side)}
     held_out = rows_as_asked(run, run.held_out_rows)
@@ -56,8 +59,6 @@ def measure(run: RunFolder, side: str, rewards: Sequence[Reward], judges: Sequen
         raw = answer_rows(engine, rows, manner, progress=progress.next(len(rows)))
         scored = _score_earlier(run, raw, rows, rewards) if kind == "earlier" else _score_control(raw, rows)
         _write(run.guard_answers(kind, side), scored)
-    if side == "new" and run.recorded.exists():
-        _write(run.answers("incumbent"), _score_recorded(run, held_out, rewards, judges))
     manner = Manner(plan.samples, plan.tools)
     raw = answer_rows(engine, held_out, manner, progress=progress.next(len(held_out) * plan.samples))
     scored = score_answers(raw, held_out, rewards, judges=judges)
@@ -71,10 +72,25 @@ def measure(run: RunFolder, side: str, rewards: Sequence[Reward], judges: Sequen
     _write(run.answers(side), _with_likelihood(engine, held_out, scored, raw, plan.tools))
 
 
+def _measure_incumbent(run: RunFolder, rewards: Sequence[Reward], judges: Sequence[Reward]) -> None:
+    """Score what runs now, where that is not the base: a version of ours answers, of others what was recorded."""
+    plan = run.plan
+    if plan.incumbent_weights is not None:
+        rows = rows_as_asked(run, run.held_out_rows)
+        raw = answer_rows(load_engine(plan.incumbent_weights, plan), rows, Manner(plan.samples, plan.tools))
+        gc.collect()  # two models need not be in memory at once
+        _write(run.answers("incumbent"), score_answers(raw, rows, rewards, judges=judges))
+    elif run.recorded.exists():
+        rows = rows_as_asked(run, run.held_out_rows)
+        _write(run.answers("incumbent"), _score_recorded(run, rows, rewards, judges))
+
+
 def judge_run(run: RunFolder) -> None:
     """Compare both sides of a measured run and write the comparison and the gate's verdict."""
     plan = run.plan
-    base, new = read_answers(run, "base"), read_answers(run, "new")
+    rows = read_rows(run.held_out_rows)
+    base, new = (by_distinct_prompt(read_answers(run, side), rows) for side in ("base", "new"))
+    recorded = by_distinct_prompt(read_answers(run, "incumbent"), rows) if run.answers("incumbent").exists() else None
     comparison = compare(base, new)
     evidence = Evidence(
         comparison=comparison,
@@ -82,8 +98,9 @@ def judge_run(run: RunFolder) -> None:
         new=new,
         control=_both_sides(run, "control"),
         earlier=_earlier_sides(run),
-        incumbent=read_answers(run, "incumbent") if run.answers("incumbent").exists() else None,
+        incumbent=recorded,
         tools=plan.tools,
+        weights={reward.name: reward.weight for reward in plan.rewards},
     )
     write_record(run.verdict_file, judge(evidence, plan.rules))
     write_record(run.comparison_file, comparison)
@@ -213,12 +230,14 @@ def _earlier_sides(run: RunFolder) -> dict[str, tuple[list[Answer], list[Answer]
     both = _both_sides(run, "earlier")
     if both is None:
         return {}
-    versions = [row[VERSION_COLUMN] for row in read_rows(run.guard_rows("earlier"))]
+    rows = read_rows(run.guard_rows("earlier"))
+    versions = [row[VERSION_COLUMN] for row in rows]
+
+    def of(version: str, answers: Sequence[Answer]) -> list[Answer]:
+        return by_distinct_prompt([answer for answer in answers if versions[answer.prompt] == version], rows)
+
     base, new = both
-    return {
-        version: ([a for a in base if versions[a.prompt] == version], [a for a in new if versions[a.prompt] == version])
-        for version in dict.fromkeys(versions)
-    }
+    return {version: (of(version, base), of(version, new)) for version in dict.fromkeys(versions)}
 
 
 def _write(path: Path, answers: Sequence[Answer]) -> None:

@@ -123,11 +123,12 @@ def _check_folder(folder: Path) -> None:
 def _on_the_hub(name: str) -> str:
     """``name`` if it is cached or the hub knows it; only a hub that answers can say that it does not."""
     try:
+        from httpx import HTTPError
         from huggingface_hub import model_info, try_to_load_from_cache
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
     except ImportError as error:
         raise MissingExtra(f'hub names need {error.name}: pip install "praison-agent-rl[train]"') from error
-    unreachable = f"{name!r} is not in the local cache of hub models and the hub cannot be asked"
+    unreachable = f"{name!r} is no folder here, not in the local cache of hub models, and the hub cannot be asked"
     try:
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             return name
@@ -141,7 +142,7 @@ def _on_the_hub(name: str) -> str:
         raise ModelError(
             f"the hub has no model {name!r} for you (it answered {status}); check the name, or log in"
         ) from error
-    except OSError as error:
+    except (OSError, HTTPError) as error:  # by requests or by httpx, by release
         raise ModelError(f"{unreachable} ({type(error).__name__}); give a local folder or GGUF file") from error
     return name
 

@@ -1,7 +1,8 @@
 """Put two models' answers to the same prompts side by side, and measure by how much a number differs between them."""
 
+import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from praison_agent_rl.intervals import CONFIDENCE, numpy, paired_interval
 from praison_agent_rl.records import FEWEST_PROMPTS, Answer, Interval
@@ -20,7 +21,12 @@ def by_prompt(answers: Sequence[Answer], value: Value) -> dict[int, float]:
         number = value(answer)
         if number is not None:
             found.setdefault(answer.prompt, []).append(number)
-    return {prompt: sum(numbers) / len(numbers) for prompt, numbers in found.items()}
+    return {prompt: _mean(numbers) for prompt, numbers in found.items()}
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    mean = sum(numbers) / len(numbers)
+    return mean if math.isfinite(mean) else sum(number / len(numbers) for number in numbers)  # a sum beyond 1.8e308
 
 
 def paired(base: dict[int, float], new: dict[int, float]) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
@@ -69,3 +75,26 @@ def reward_of(name: str) -> Value:
 def judged_of(name: str) -> Value:
     """What the reward called ``name`` says of an answer, one that was not trained on."""
     return lambda answer: None if answer.error is not None else answer.judged.get(name)
+
+
+def missing_of(value: Value) -> Value:
+    """1 for an answer that did not fail and has no number, or one that is not finite, and 0 for one that has it."""
+
+    def missing(answer: Answer) -> float | None:
+        if answer.error is not None:
+            return None
+        number = value(answer)
+        return float(number is None or not math.isfinite(number))
+
+    return missing
+
+
+def names_of(answers: Sequence[Answer], kind: Literal["rewards", "judged"]) -> list[str]:
+    """Names of the rewards; an answer that failed may lack them, so they are collected from all."""
+    return list(dict.fromkeys(name for answer in answers for name in getattr(answer, kind)))
+
+
+def values_of(answers: Sequence[Answer]) -> dict[str, Value]:
+    """By name, what each reward says of an answer; one that was trained on comes before a judge of the same name."""
+    trained = {name: reward_of(name) for name in names_of(answers, "rewards")}
+    return {**{name: judged_of(name) for name in names_of(answers, "judged")}, **trained}

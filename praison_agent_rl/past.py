@@ -37,6 +37,14 @@ class Incumbent:
 
 
 @dataclass(frozen=True)
+class Rival:
+    """The version that answers now, where other weights than its own are trained."""
+
+    name: str
+    weights: str
+
+
+@dataclass(frozen=True)
 class Past:
     """Which agent a run is to improve, and what came before."""
 
@@ -49,6 +57,9 @@ class Past:
     notes: Sequence[str] = ()
     promote: bool = True
     """Whether the new version is to become the current one if it passes."""
+    rival: Rival | None = None
+    since: str | None = None
+    """When what answers now was decided; see ``Plan.since``."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from praison_agent_rl import data as datasets
 from praison_agent_rl.config import TrainConfig
-from praison_agent_rl.config_keys import did_you_mean, listed, read_source
+from praison_agent_rl.config_keys import Findings, did_you_mean, listed, parse_overrides, read_source, rename
 from praison_agent_rl.config_values import DatasetSpec, read_dataset
 from praison_agent_rl.control import control_rows
 from praison_agent_rl.data import Row
@@ -63,6 +63,8 @@ class Draft:
     """Weights to compare with the base; nothing is trained then."""
     manifest: Path | None = None
     """Of the dataset, where it was built from recorded runs."""
+    since: str | None = None
+    """See ``Plan.since``."""
 
     @property
     def nameable(self) -> bool:
@@ -99,7 +101,9 @@ def draft_from_config(source: str | Path | Mapping[str, Any], overrides: Sequenc
         PraisonRLError: everything that is wrong, in one.
     """
     problems = Problems()
-    raw = read_source(source)  # of a file that cannot be read, nothing else can be said
+    unread = Findings()
+    raw = rename(read_source(source), unread)  # of a file that cannot be read, nothing else can be said
+    raw |= rename(parse_overrides(overrides, unread), unread)
     config = problems.attempt(lambda: TrainConfig.load(source, overrides=overrides))
     specs = config.reward_funcs if config else raw.get("reward_funcs")
     model = config.model_name if config else raw.get("model_name") or raw.get("model")
@@ -205,7 +209,9 @@ def write_run(draft: Draft, root: Path, past: Past | None = None) -> RunFolder:
             "parent": past.parent,
             "promote": past.promote,
             "earlier": chosen.rewards,
-            "incumbent": past.incumbent.model if past.incumbent else None,
+            "incumbent": past.rival.name if past.rival else past.incumbent.model if past.incumbent else None,
+            "incumbent_weights": past.rival.weights if past.rival else None,
+            "since": past.since,
         }
     )
     with _whole_or_gone(root):

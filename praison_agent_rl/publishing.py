@@ -15,9 +15,9 @@ from typing import Any
 from praison_agent_rl.checksums import hash_file, hash_template, hash_weights, sums_of, write_sums
 from praison_agent_rl.errors import ModelError, VersionError
 from praison_agent_rl.forcing import RECORD
-from praison_agent_rl.locks import AVAILABLE, locked
+from praison_agent_rl.locks import AVAILABLE
 from praison_agent_rl.records import Comparison, MergeProof, Plan, Verdict, Version
-from praison_agent_rl.registry import MODEL, claimed_folder, list_versions, used_numbers
+from praison_agent_rl.registry import MODEL, claimed_folder, held, list_versions, used_numbers
 from praison_agent_rl.runs import RunFolder, now, read_record, sync_to_disk, write_record, write_text
 
 PART = ".part-"
@@ -31,9 +31,11 @@ def publish_version(home: Path, agent: str, run: RunFolder) -> Version:
     Its model moves; the run keeps the rest. What the gate said is recorded and not asked about here.
 
     Raises:
-        VersionError: the run is not finished.
+        VersionError: the run is not finished, or nothing can be written.
+        ConfigError: it is a version already.
     """
-    with locked(claimed_folder(home, agent) / ".publishing"):
+    RunFolder.open(run.root)
+    with held(claimed_folder(home, agent) / ".publishing"):
         folder = claimed_folder(home, agent)
         remove_leftovers(folder)
         if (known := _made_of(home, agent, run)) is None:

@@ -62,7 +62,11 @@ class Plan(Record):
     earlier: dict[str, list[PlannedReward]] = {}
     """Rewards of the agent's earlier versions, which score those versions' held-out prompts."""
     incumbent: str | None = None
-    """Model that the agent runs on, where it is not known to be ``base`` and its answers are recorded."""
+    """Model that the agent runs on, where it is not known to be ``base`` and its answers can be compared."""
+    incumbent_weights: str | None = None
+    """Weights of that model, where it is a version of ours; else its recorded answers are taken."""
+    since: str | None = None
+    """When the agent's current version was decided on (``Pointer.changed``), as it stood when ``base`` was chosen."""
     candidate: str | None = None
     """Weights that are compared with ``base`` where nothing is trained."""
 
@@ -109,7 +113,7 @@ class Interval(Record):
 
 
 class Comparison(Record):
-    """Base and candidate on the same held-out prompts."""
+    """Base and candidate on the same held-out prompts; rows with the same prompt are one prompt."""
 
     total: Interval
     rewards: dict[str, Interval]
@@ -127,6 +131,12 @@ class Comparison(Record):
     errors_base: int = 0
     """Answers that failed; they are neither zeros nor ties."""
     errors_new: int = 0
+    missing_base: dict[str, int] = {}
+    """By reward: answers that did not fail and to which it gave no score, where it may not apply or NaN came out."""
+    missing_new: dict[str, int] = {}
+    unscored_base: int = 0
+    """Answers that did not fail and have no total, since no reward gave them a score."""
+    unscored_new: int = 0
     needed: int | None = None
     """Prompts, in all, that would show a difference of the size seen; None where there is none to show."""
 

@@ -4,19 +4,22 @@
 ``history.jsonl`` every change of that. No weights are loaded here.
 """
 
+import errno
 import logging
+import os
 import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from praison_agent_rl.checksums import faults_of, hash_bytes
 from praison_agent_rl.errors import ConfigError, VersionDamaged, VersionError
-from praison_agent_rl.forcing import RECORD, mark_forced
+from praison_agent_rl.forcing import RECORD, mark_forced, unmark_forced
 from praison_agent_rl.locks import locked
 from praison_agent_rl.records import Plan, Pointer, Record, Version
-from praison_agent_rl.runs import append_line, now, read_record, slug, write_record
+from praison_agent_rl.runs import append_line, now, read_record, slug, write_record, write_text
 
 log = logging.getLogger(__name__)
 
@@ -39,24 +42,32 @@ def agent_folder(home: Path, agent: str) -> Path:
 
     Two names that make the same file name do not share a folder: the second gets a suffix.
     """
-    folder = home / "versions" / slug(agent)
+    folder, digest = home / "versions" / slug(agent), _digest(agent)
     if not folder.is_dir() or _owner(folder) in (None, agent):
         return folder
-    return folder.with_name(f"{folder.name}-{hash_bytes(agent.encode())[:8]}")
+    return folder.with_name(f"{folder.name}-{digest}")
+
+
+def _digest(agent: str) -> str:
+    try:
+        return hash_bytes(agent.encode())[:8]
+    except UnicodeEncodeError as error:
+        raise VersionError(f"the agent's name {agent!r} cannot be written to a file; give it another") from error
 
 
 def claimed_folder(home: Path, agent: str) -> Path:
-    """The same, made and marked as this agent's."""
+    """The same, made and marked as this agent's; raises VersionError where nothing can be written."""
     while True:
         folder = agent_folder(home, agent)
-        folder.mkdir(parents=True, exist_ok=True)
+        with _told(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         if _owner(folder) == agent:
             return folder
         _claim(folder, agent)  # where another agent was faster, the next round takes one of its own
 
 
 def _claim(folder: Path, agent: str) -> None:
-    with locked(folder / ".claiming"):
+    with held(folder / ".claiming"), _told(folder):
         if not (folder / _AGENT).exists():
             write_record(folder / _AGENT, NamedAgent(name=agent), sync=True)
 
@@ -68,9 +79,15 @@ def _owner(folder: Path) -> str | None:
 
 
 def list_agents(home: Path) -> list[str]:
-    """Names of the agents that have versions."""
+    """Names of the agents that have versions; one whose name cannot be read is left out with a warning."""
     folders = sorted(path for path in (home / "versions").glob("*") if path.is_dir() and any(_version_folders(path)))
-    return [_owner(folder) or folder.name for folder in folders]
+    names = []
+    for folder in folders:
+        try:
+            names.append(_owner(folder) or folder.name)
+        except ConfigError as error:
+            log.warning("the versions in %s are passed over: %s", folder, error)
+    return names
 
 
 def agent_named(home: Path, given: str) -> str:
@@ -177,16 +194,39 @@ def pointer_file(home: Path, agent: str) -> Path:
 
 
 def current(home: Path, agent: str) -> Pointer | None:
-    """What is to answer now; None where nothing was ever promoted."""
+    """What is to answer now; None where nothing was ever promoted.
+
+    Where its file is damaged or gone, the last change of the history counts, with a warning.
+
+    Raises:
+        VersionError: there is a file, and neither it nor the history can be read.
+    """
     file = pointer_file(home, agent)
-    return read_record(file, Pointer) if file.exists() else None
+    fault: object = "it is gone"
+    if file.exists():
+        try:
+            return read_record(file, Pointer)
+        except ConfigError as error:
+            fault = error
+    if known := _logged(home, agent):
+        log.warning("%s is not used, the last change in the history is: %s", file, fault)
+        return known[-1]
+    if not file.exists():
+        return None
+    raise VersionError(
+        f"it is not known which version of agent {agent!r} answers: {fault}, and its history cannot be read either; "
+        f"say it anew: praison-agent-rl versions promote {shlex.quote(agent)} VERSION"
+    )
 
 
 def history(home: Path, agent: str) -> list[Pointer]:
     """Every change of what answers, the oldest first."""
     known, pointer = _logged(home, agent), current(home, agent)
-    # a process that was killed between the two files has left the last change in the first of them only
-    return [*known, pointer] if pointer and pointer not in known[-1:] else known
+    if pointer is None or pointer in known[-1:]:
+        return known
+    # a process that was killed between the two files has left the last change in one of them only
+    last = max((place for place, change in enumerate(known) if change == pointer), default=None)
+    return [*known, pointer] if last is None else known[: last + 1]
 
 
 def _logged(home: Path, agent: str) -> list[Pointer]:
@@ -209,54 +249,96 @@ def promote(
     *,
     by: Literal["improve", "promote"] = "promote",
     force: bool = False,
+    since: str | None = None,
 ) -> Pointer:
     """Let the version answer from now on; where it does already, that is decided anew.
 
+    ``since`` is when what it was compared with was made to answer: `Pointer.changed`, "" for what was built in.
+
     Raises:
         VersionError: there is none of that name, the gate did not let it through and ``force`` was not given, or
-            (``by="improve"``) something else was made to answer while it was trained.
+            (``since``, ``by="improve"``) something else was made to answer while it was trained.
         VersionDamaged: its files are not what they were.
     """
     version = read_version(home, agent, name)
     _check_gate(version, force=force)
     if by == "promote" and (faults := verify(version)):
-        shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
-        raise VersionDamaged(f"{name} of agent {agent!r} is damaged and was not promoted: {shown}")
-    model_of(version)
-    with _pointing(home, agent):
-        before = current(home, agent)
-        if by == "improve":
-            _check_unchanged(version, before)
+        raise VersionDamaged(f"{name} of agent {agent!r} is damaged and was not promoted: {_shown(faults)}")
+    with pointing(home, agent):
+        model_of(version)  # here, as they can be pruned while they are verified
+        before = _before(home, agent, by)
+        if by == "improve" or since is not None:
+            _check_unchanged(version, before, since)
         way_back: list[str | None] = [*before.previous, before.version] if before else [None]
         if before and before.version == name:
             way_back.pop()  # a decision for what answers already, which ends a canary
-        if forced := not version.passed:
-            mark_forced(version)
-        return _point(home, agent, Pointer(version=name, previous=way_back, changed=now(), by=by, forced=forced))
+        pointer = Pointer(
+            version=name, previous=way_back, changed=now("microseconds"), by=by, forced=not version.passed
+        )
+        if version.passed:
+            return _point(home, agent, pointer)
+        kept = mark_forced(version)  # before it answers, so that nothing answers unmarked
+        try:
+            return _point(home, agent, pointer)
+        except BaseException:
+            if kept and _read_pointer(home, agent) != pointer:
+                unmark_forced(version, kept)
+            raise
 
 
-def rollback(home: Path, agent: str) -> Pointer:
+def rollback(home: Path, agent: str, *, force: bool = False) -> Pointer:
     """Let what answered before answer again; at the end of the way back is the model that the agent was built with.
 
     Versions on the way back that were deleted are passed over.
 
     Raises:
         VersionError: nothing answered before, or its merged weights were pruned.
+        VersionDamaged: its files are not what they were, and ``force`` was not given.
     """
-    _check_way_back(agent, current(home, agent))
-    with _pointing(home, agent):
-        before = _check_way_back(agent, current(home, agent))
-        there = {None, *version_names(home, agent)}
-        way_back = [name for name in before.previous if name in there]
-        while way_back[-1:] == [before.version]:
-            way_back.pop()
-        target, forced = way_back.pop() if way_back else None, False
-        if target is not None:
-            version = read_version(home, agent, target)
-            model_of(version)
-            forced = not version.passed
-        pointer = Pointer(version=target, previous=way_back, changed=now(), by="rollback", forced=forced)
-        return _point(home, agent, pointer)
+    while True:
+        target, _ = _step_back(home, agent)
+        version = _version_back(home, agent, target, force=force) if target else None
+        with pointing(home, agent):
+            found, way_back = _step_back(home, agent)
+            if found != target:
+                continue  # somebody was faster
+            if version:
+                model_of(version)  # here, as they can be pruned while they are verified
+            forced, changed = bool(version and not version.passed), now("microseconds")
+            pointer = Pointer(version=target, previous=way_back, changed=changed, by="rollback", forced=forced)
+            return _point(home, agent, pointer)
+
+
+def _step_back(home: Path, agent: str) -> tuple[str | None, list[str | None]]:
+    """What answered before what answers now, and the way back from there."""
+    before = _check_way_back(agent, current(home, agent))
+    there = {None, *version_names(home, agent)}
+    way_back = [name for name in before.previous if name in there]
+    while way_back[-1:] == [before.version]:
+        way_back.pop()
+    target = way_back.pop() if way_back else None
+    return target, way_back
+
+
+def _version_back(home: Path, agent: str, name: str, *, force: bool) -> Version:
+    try:
+        version = read_version(home, agent, name)
+    except ConfigError as error:
+        raise VersionDamaged(
+            f"{name} of agent {agent!r}, which answered before, is damaged: {error}; promote another version"
+        ) from error
+    model_of(version)
+    if not force and (faults := verify(version)):
+        raise VersionDamaged(
+            f"{name} of agent {agent!r}, which answered before, is damaged and does not answer: {_shown(faults)}; make "
+            f"its weights again: praison-agent-rl versions restore {shlex.quote(agent)} {name}, or promote another "
+            "version; --force (force=True) goes back to it all the same"
+        )
+    return version
+
+
+def _shown(faults: list[str]) -> str:
+    return "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
 
 
 def _check_way_back(agent: str, pointer: Pointer | None) -> Pointer:
@@ -276,7 +358,7 @@ def improvement_lock(home: Path, agent: str) -> AbstractContextManager[None]:
     def refused(holder: str) -> VersionError:
         return VersionError(f"agent {agent!r} is being improved already, by {holder}; wait for its end")
 
-    return locked(home / "locks" / f"{slug(agent)}-{hash_bytes(agent.encode())[:8]}.improving", refused=refused)
+    return held(home / "locks" / f"{slug(agent)}-{_digest(agent)}.improving", refused=refused)
 
 
 def _check_gate(version: Version, *, force: bool) -> None:
@@ -289,17 +371,24 @@ def _check_gate(version: Version, *, force: bool) -> None:
     )
 
 
-def _check_unchanged(version: Version, pointer: Pointer | None) -> None:
-    """What a version was compared with must still be what answers."""
-    if pointer is None or pointer.version == version.parent:
+def _check_unchanged(version: Version, pointer: Pointer | None, since: str | None) -> None:
+    """What a version was compared with must still be what answers; that it answers already itself is in order."""
+    if pointer and pointer.version == version.name:
         return
     planned = _planned_at(version)
-    if planned and pointer.changed > planned:
-        now_answers = pointer.version or "the model that the agent was built with"
+    if since is not None:
+        changed = (pointer.changed if pointer else "") != since
+    elif pointer is None or pointer.version == version.parent:
+        changed = False
+    else:  # a plan knows its time to the second
+        changed = planned is not None and pointer.changed[:19] > planned[:19]
+    if changed:
+        answers = (pointer and pointer.version) or "the model that the agent was built with"
+        when = f" at {pointer.changed}" if pointer else ""
         raise VersionError(
-            f"{version.name} is kept but does not answer: {now_answers} was made to answer at {pointer.changed}, after "
-            f"the run of {version.name} was planned ({planned}), so the two were not compared; promote it by hand if "
-            "it is wanted"
+            f"{version.name} is kept but does not answer: {answers} was made to answer{when}, and the run of "
+            f"{version.name} (planned at {planned or 'an unknown time'}) was not compared with that; promote it by "
+            "hand if it is wanted"
         )
 
 
@@ -308,17 +397,67 @@ def _planned_at(version: Version) -> str | None:
     return read_record(file, Plan).created if file.exists() else None
 
 
-def _pointing(home: Path, agent: str) -> AbstractContextManager[None]:
-    return locked(claimed_folder(home, agent) / ".pointing")
+def pointing(home: Path, agent: str) -> AbstractContextManager[None]:
+    """Held while what answers is changed, or what must not change meanwhile."""
+    return held(claimed_folder(home, agent) / ".pointing")
+
+
+def _before(home: Path, agent: str, by: str) -> Pointer | None:
+    try:
+        return current(home, agent)
+    except VersionError:
+        if by == "improve":
+            raise
+        return None  # a decision by hand mends it
+
+
+def _read_pointer(home: Path, agent: str) -> Pointer | None:
+    with suppress(ConfigError):
+        return read_record(pointer_file(home, agent), Pointer)
+    return None
 
 
 def _point(home: Path, agent: str, pointer: Pointer) -> Pointer:
-    file, before = _history_file(home, agent), current(home, agent)
-    if before and before not in _logged(home, agent)[-1:]:
-        append_line(file, before.model_dump_json(), sync=True)
-    write_record(pointer_file(home, agent), pointer, sync=True)
-    append_line(file, pointer.model_dump_json(), sync=True)
+    """The history first, so that no change that took place is missing from it; where that fails nothing is changed."""
+    file, logged = _history_file(home, agent), _logged(home, agent)
+    with suppress(VersionError):  # then neither file can be read, and both begin anew
+        if (known := history(home, agent)) != logged:  # as a killed process left it
+            write_text(file, "".join(f"{change.model_dump_json()}\n" for change in known), sync=True)
+    size = file.stat().st_size if file.exists() else 0
+    try:
+        append_line(file, pointer.model_dump_json(), sync=True)
+        write_record(pointer_file(home, agent), pointer, sync=True)
+    except BaseException as error:
+        if _read_pointer(home, agent) != pointer:
+            with suppress(OSError):
+                os.truncate(file, size)
+            raise
+        if not isinstance(error, OSError):
+            raise
+        log.warning("what answers was changed, but may not outlive a loss of power: %s", error)
     return pointer
+
+
+@contextmanager
+def held(path: Path, *, refused: Callable[[str], Exception] | None = None) -> Iterator[None]:
+    """`locks.locked`; raises VersionError where the lock's file cannot be written."""
+    with ExitStack() as stack:
+        with _told(path.parent):
+            stack.enter_context(locked(path, refused=refused))
+        yield
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise VersionError(
+            f"nothing can be written in {str(folder)!r}: {error.strerror or error}"
+            f"{f' ({error.filename})' if error.filename else ''}; make that place writable, or give another home"
+        ) from error
 
 
 def used_numbers(home: Path, agent: str) -> Iterator[int]:
@@ -326,4 +465,4 @@ def used_numbers(home: Path, agent: str) -> Iterator[int]:
     folder = agent_folder(home, agent)
     yield from (int(path.name[1:]) for path in folder.glob("v*") if _NAME.fullmatch(path.name))
     for pointer in history(home, agent):
-        yield from (int(name[1:]) for name in (pointer.version, *pointer.previous) if name)
+        yield from (int(name[1:]) for name in (pointer.version, *pointer.previous) if name and _NAME.fullmatch(name))

@@ -7,11 +7,14 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
+
+from pydantic_core import PydanticSerializationError
 
 from praison_agent_rl.errors import ConfigError
 from praison_agent_rl.records import Plan, Record
@@ -62,8 +65,14 @@ class RunFolder:
 
     @classmethod
     def open(cls, root: Path) -> "RunFolder":
-        """The folder of a run that was planned before; raises ConfigError if there is none."""
+        """The folder of a run that was planned before; raises ConfigError if there is none, and for a version's."""
         run = cls(root)
+        if (root / "version.json").exists():  # going on in it would take its model away
+            name, agent = root.resolve().name, _agent_of(root)
+            raise ConfigError(
+                f"{str(root)!r} is not the folder of a run: that is version {name} of agent {agent!r}; to let it "
+                f"answer, name it: praison-agent-rl versions promote {shlex.quote(agent)} {name}"
+            )
         if not run.plan_file.is_file():
             raise ConfigError(f"{str(root)!r} is not the folder of a run: it has no plan.json")
         return run
@@ -114,6 +123,13 @@ class RunFolder:
         return [by_step[step] for step in sorted(by_step)]
 
 
+def _agent_of(version: Path) -> str:
+    """Whose version lies in the folder; the name of the folder above where the record is damaged."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return str(json.loads((version / "version.json").read_text(encoding="utf-8"))["agent"])
+    return version.resolve().parent.name
+
+
 def _ends_a_line(file: BinaryIO) -> bool:
     if file.seek(0, os.SEEK_END) == 0:
         return True
@@ -130,14 +146,18 @@ def slug(name: str | None) -> str:
     return re.sub(r"[^a-z0-9]+", "-", (name or "").lower()).strip("-")[:40] or "agent"
 
 
-def now() -> str:
-    """The time in UTC as ISO text, to the second."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+def now(timespec: str = "seconds") -> str:
+    """The time in UTC as ISO text, to the second, or as finely as ``timespec`` says."""
+    return datetime.now(timezone.utc).isoformat(timespec=timespec)
 
 
 def write_record(path: Path, record: Record, *, sync: bool = False) -> None:
-    """Write ``record`` as JSON; the file is whole or not there."""
-    write_text(path, record.model_dump_json(indent=2) + "\n", sync=sync)
+    """Write ``record`` as JSON; the file is whole or not there. Raises ConfigError for text that is no Unicode."""
+    try:
+        text = record.model_dump_json(indent=2)
+    except PydanticSerializationError as error:
+        raise ConfigError(f"{str(path)!r} cannot be written: {error}; a text in it is no whole Unicode") from error
+    write_text(path, text + "\n", sync=sync)
 
 
 def write_text(path: Path, text: str, *, sync: bool = False) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Literal
 
+from praison_agent_rl.errors import VersionDamaged
 from praison_agent_rl.records import Version
-from praison_agent_rl.registry import model_of, served_name
+from praison_agent_rl.registry import model_of, served_name, verify
 from praison_agent_rl.serving import Served, ServerAddress, start_server
 
 Backend = Literal["transformers", "vllm"]
@@ -97,13 +98,18 @@ def serve_version(
 
     Raises:
         ServerFailed: its server did not come up.
+        VersionDamaged: its files are not what they were; they are read whole whenever a server is started.
         VersionError: its merged weights are not there, or (vLLM) its base is another than it was trained on.
     """
     name = served_name(version)
     if backend == "vllm":
         return _by_vllm(version, name)
     folder = model_of(version).resolve()
-    launch = functools.partial(start or start_server, folder, name=name, device=device)
+
+    def launch() -> Served:
+        _check_files(version)
+        return (start or start_server)(folder, name=name, device=device)
+
     return _pool().address((start or start_server, folder, device), launch)
 
 
@@ -116,8 +122,17 @@ def _by_vllm(version: Version, name: str) -> ServerAddress:
 
     def load() -> Served:
         check_base(version, version.base)
+        _check_files(version)
         start = functools.partial(start_vllm_server, version.base, max_rank=rank)
         host = _pool().address(("vllm", version.base_hash or version.base, rank), start)  # held while it loads
         return host.server.load(name, folder / "adapter", folder / "model")  # type: ignore[attr-defined, no-any-return]
 
     return _pool().address(("vllm", folder), load)
+
+
+def _check_files(version: Version) -> None:
+    if faults := verify(version):
+        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise VersionDamaged(
+            f"{version.name} of agent {version.agent!r} is damaged and is not served: {'; '.join(faults[:5])}{more}"
+        )

@@ -16,15 +16,17 @@ from typing import Any
 from praison_agent_rl.checksums import Sums, combined, faults_of, hash_file, hash_weights, read_sums, write_sums
 from praison_agent_rl.data_files import read_rows, write_rows
 from praison_agent_rl.errors import ConfigError, ModelError, TrainingFailed, VersionDamaged, VersionError
-from praison_agent_rl.locks import AVAILABLE, locked
+from praison_agent_rl.locks import AVAILABLE
 from praison_agent_rl.publishing import publish_version, sync_all
 from praison_agent_rl.records import Comparison, Interval, Plan, Pointer, Verdict, Version
 from praison_agent_rl.registry import (
     MODEL,
     agent_folder,
     current,
+    held,
     improvement_lock,
     list_versions,
+    pointing,
     promote,
     read_version,
     verify,
@@ -44,7 +46,11 @@ _PROOF_ROWS = 8
 
 
 def diff(a: Version, b: Version) -> dict[str, tuple[Any, Any]]:
-    """In what two versions differ: of each such thing its name, as ``config.beta``, and the two values."""
+    """In what two versions differ: of each such thing its name, as ``config.beta``, and the two values.
+
+    Raises:
+        VersionDamaged: what is written down of one of them cannot be read.
+    """
     left, right = _facts(a), _facts(b)
     names = [*left, *(name for name in right if name not in left)]
     return {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
@@ -61,12 +67,22 @@ def _facts(version: Version) -> dict[str, Any]:
         facts |= {f"judge {reward.name}": reward.spec for reward in plan.judges}
     for name in ("data", "manifest"):
         if (folder / f"{name}.json").exists():
-            facts |= _flat(name, json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
+            facts |= _flat(name, _json_of(folder / f"{name}.json"))
     compared = version.comparison
     for name, interval in {"total": compared.total, **compared.rewards, **compared.judged}.items():
         facts[f"result {name}"] = _said(interval)
     facts["verdict"] = version.verdict.text if version.verdict else None
     return {**facts, **{f"library {name}": number for name, number in version.libraries.items()}}
+
+
+def _json_of(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise VersionDamaged(
+            f"{str(file)!r} cannot be read, so it is not known in what the versions differ: {error}; what else is "
+            "damaged is told by: praison-agent-rl versions verify"
+        ) from error
 
 
 def _flat(prefix: str, value: Any) -> dict[str, Any]:
@@ -111,21 +127,22 @@ def prune(home: Path, agent: str, keep: int = 2) -> Pruned:
     with improvement_lock(home, agent), _restoring(folder):
         _remove_leftovers(folder)
         versions = {version.name: version for version in list_versions(home, agent)}
-        wanted = _wanted(home, agent, versions, keep)
         for name, version in versions.items():
             if not (Path(version.folder) / MODEL).is_dir():
                 continue
-            if reason := wanted.get(name) or _cannot_be_made(home, agent, version):
-                done.kept[name] = reason
-            else:
-                done.freed += _remove_weights(version)
-                done.removed.append(name)
+            reason = _wanted(home, agent, versions, keep).get(name) or _cannot_be_made(home, agent, version)
+            with pointing(home, agent):  # asked again: it may have been made to answer while it was looked at
+                if reason := reason or _wanted(home, agent, versions, keep).get(name):
+                    done.kept[name] = reason
+                else:
+                    done.freed += _remove_weights(version)
+                    done.removed.append(name)
         return done
 
 
 def _wanted(home: Path, agent: str, versions: dict[str, Version], keep: int) -> dict[str, str]:
     """Versions that keep their weights, each with the reason."""
-    reasons = {name: f"one of the newest {keep}" for name in list(versions)[len(versions) - keep :]}
+    reasons = {name: f"one of the newest {keep}" for name in list(versions)[max(len(versions) - keep, 0) :]}
     pointer = current(home, agent)
     for name in pointer.previous[-max(keep, 1) :] if pointer else ():
         reasons[str(name)] = "on the way back"
@@ -219,7 +236,8 @@ def restore(home: Path, agent: str, name: str, *, on_event: OnEvent = lambda eve
     if others := [fault for fault in faults if not fault.startswith(f"{MODEL}/")]:
         raise VersionDamaged(f"{name} of agent {agent!r} cannot be restored, it is damaged: {'; '.join(others[:5])}")
     if not faults and (folder / MODEL).is_dir():
-        _settle(folder)
+        with pointing(home, agent):
+            _settle(folder)
         return version
     base = _whole_base(home, agent, version, on_event)
     with _restoring(folder.parent):
@@ -229,7 +247,7 @@ def restore(home: Path, agent: str, name: str, *, on_event: OnEvent = lambda eve
         try:
             run = _draft_merge(version, base, scratch)
             launch_stages(run, ["merge"], on_event)
-            _put_back(version, run.merged)
+            _put_back(home, agent, version, run.merged)
         except TrainingFailed as error:
             said = str(error).partition("\nthe whole log is")[0]  # the log is not kept, and no run goes on
             raise TrainingFailed(f"{name} of agent {agent!r} could not be restored: {said}") from error
@@ -242,7 +260,7 @@ def _restoring(folder: Path) -> AbstractContextManager[None]:
     def refused(holder: str) -> VersionError:
         return VersionError(f"versions in {str(folder)!r} are being restored or pruned by {holder}; wait for its end")
 
-    return locked(folder / ".restoring", refused=refused)
+    return held(folder / ".restoring", refused=refused)
 
 
 def _whole_base(home: Path, agent: str, version: Version, on_event: OnEvent) -> str:
@@ -301,26 +319,27 @@ def _draft_merge(version: Version, base: str, scratch: Path) -> RunFolder:
     return run
 
 
-def _put_back(version: Version, model: Path) -> None:
+def _put_back(home: Path, agent: str, version: Version, model: Path) -> None:
     """Move the model that was made into the version; the sums of the first one stay first."""
     folder = Path(version.folder)
     sync_all(model)
-    others, earlier = _divided(read_sums(folder))
     names = [f"{MODEL}/{path.relative_to(model).as_posix()}" for path in model.rglob("*") if path.is_file()]
     made = {name: hash_file(model / name.removeprefix(f"{MODEL}/")) for name in names}
-    known = {name: list(dict.fromkeys([*earlier.get(name, [])[:1], new])) for name, new in made.items()}
-    if (folder / MODEL).exists():  # a damaged one
-        _take_away(folder / MODEL)
-    write_sums(folder, Sums(files=others, pruned={**earlier, **known}))  # in order with the model and without
-    os.rename(model, folder / MODEL)
-    sync_to_disk(folder)
-    write_sums(folder, Sums(files={**others, **known}))
+    with pointing(home, agent):  # a promotion by force writes sums, too
+        others, earlier = _divided(read_sums(folder))
+        known = {name: list(dict.fromkeys([*earlier.get(name, [])[:1], new])) for name, new in made.items()}
+        if (folder / MODEL).exists():  # a damaged one
+            _take_away(folder / MODEL)
+        write_sums(folder, Sums(files=others, pruned={**earlier, **known}))  # in order with the model and without
+        os.rename(model, folder / MODEL)
+        sync_to_disk(folder)
+        write_sums(folder, Sums(files={**others, **known}))
 
 
 def _settle(folder: Path) -> None:
     """Count the weights that are there as there, also where a restoring or pruning was killed just before its end."""
     sums = read_sums(folder)
-    if sums.pruned:
+    if sums.pruned and (folder / MODEL).is_dir():
         write_sums(folder, Sums(files={**sums.files, **sums.pruned}))
 
 

@@ -143,8 +143,8 @@ def _how_compared(facts: Facts, comparison: Comparison) -> str:
         "new model).",
         "Both models answered the same prompts with the same seeds by one engine: "
         f"{count(comparison.samples, 'answer')} a prompt, the first greedy{_sampled(facts, comparison)}. Intervals are "
-        "95 % paired bootstrap intervals of the mean difference over prompts; the gate looks at the lower end, not at "
-        "the mean.",
+        "95 % intervals of the mean difference over prompts (the further of Student's t and bootstrap-t); the gate "
+        "looks at the lower end, not at the mean.",
     ]
     if facts.plan.rules.min_gain:
         said.append(f"The lower end had to lie above {facts.plan.rules.min_gain:g} (min_gain).")

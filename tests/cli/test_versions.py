@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from praison_agent_rl.cli import app
 from praison_agent_rl.publishing import publish_version
 from praison_agent_rl.runs import HOME
-from tests.finished_runs import finished_run, flip_a_byte, weights_in
+from tests.finished_runs import finished_run, flip_a_byte, snapshot, weights_in
 
 
 @pytest.fixture
@@ -103,6 +104,35 @@ def test_weights_are_pruned_and_the_rest_says_why_it_stays(home: Path) -> None:
     assert "its weights are there and in order" in said("restore", "Help Desk", "v2")
     shutil.rmtree(home.parents[1] / "base")
     assert "there are no weights in" in said("restore", "Help Desk", "v1", code=2)
+
+
+def test_the_folder_of_a_version_is_not_taken_for_a_run(home: Path) -> None:
+    folder = home / "versions" / "help-desk" / "v1"
+    before = snapshot(home)
+    told = "that is version v1 of agent 'Help Desk'; to let it answer, name it: praison-agent-rl versions promote 'Help"
+    assert told in said("promote", str(folder), code=2)
+    resumed = CliRunner().invoke(app, ["train", "--resume", str(folder)])
+    assert resumed.exit_code == 2 and told in resumed.output
+    assert snapshot(home) == before
+
+
+def test_a_rollback_to_damaged_weights_wants_force(home: Path) -> None:
+    said("promote", "Help Desk", "v1")
+    said("promote", "Help Desk", "v2")
+    flip_a_byte(home / "versions" / "help-desk" / "v1" / "model" / "model.safetensors")
+    assert "versions restore 'Help Desk' v1, or promote another" in said("rollback", "Help Desk", code=1)
+    assert "v1 answers from now on" in said("rollback", "Help Desk", "--force")
+
+
+def test_a_port_that_is_taken_is_told_in_one_sentence(home: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(app, ["serve", "Help Desk", "--version", "v1", "--port", str(port)])
+    assert done.exit_code == 2
+    assert f"port {port} of 127.0.0.1 cannot be had (Address already in use); give another with --port" in done.output
+    assert len(done.output.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ from praisonaiagents import Agent
 import praison_agent_rl as rl
 from praison_agent_rl import registry, server_pool
 from praison_agent_rl.attachment import Attachment, attachment_of
-from praison_agent_rl.errors import AgentError, ConfigError, ServerFailed, VersionError
+from praison_agent_rl.errors import AgentError, ConfigError, ServerFailed, VersionDamaged, VersionError
 from praison_agent_rl.publishing import publish_version
 from praison_agent_rl.sent import sent_requests
 from praison_agent_rl.server_pool import ServerPool
 from praison_agent_rl.swap import WRITTEN_NAMES, fresh_copy, route_of, server_of, swap_model
 from tests.fakes import AGENT_KINDS, FakeServer, FakeStart, build_agent, garbage_collected_only_afterwards
-from tests.finished_runs import finished_run, weights_in
+from tests.finished_runs import finished_run, flip_a_byte, weights_in
 
 PATHS = ("environment", "provider")  # one kind for each of the framework's two clients
 NAME = "helper"
@@ -202,6 +202,72 @@ def test_an_attachment_that_fails_at_once_leaves_the_agent_as_it_was(server_a, t
     assert attachment_of(agent) is None and speaker(agent.chat("hello")) == "A m1"
 
 
+@pytest.mark.parametrize("failure", [OSError("no port"), KeyboardInterrupt()])
+def test_whatever_a_start_raises_leaves_the_agent_as_it_was(failure, server_a, three, start):
+    def fails(folder: Path, **_: Any) -> Any:
+        raise failure
+
+    promote(three, "v1")
+    agent = build_agent("environment", server_a.url)
+    with pytest.raises(type(failure)):
+        rl.attach(agent, start=fails)
+    assert attachment_of(agent) is None and speaker(agent.chat("hello")) == "A m1"
+    attached = rl.attach(agent, start=start)
+    with pytest.raises(type(failure)):
+        rl.attach(agent, canary=1.0, candidate="v2", start=fails)
+    assert attachment_of(agent) is attached
+
+
+def test_a_damaged_version_is_not_served_and_what_answered_goes_on(server_a, three, start):
+    promote(three, "v1")
+    promote(three, "v2")
+    flip_a_byte(three / "versions" / NAME / "v2" / "model" / "model.safetensors")
+    agent = build_agent("environment", server_a.url)
+    with pytest.raises(VersionDamaged, match=r"v2 of agent 'helper' is damaged .* model/model.safetensors was changed"):
+        rl.attach(agent, start=start)
+    assert attachment_of(agent) is None and speaker(agent.chat("hello")) == "A m1" and start.names == []
+    registry.rollback(three, NAME)
+    attached = rl.attach(agent, start=start)
+    flip_a_byte(three / "versions" / NAME / "v3" / "adapter" / "adapter_model.safetensors")
+    with pytest.raises(VersionDamaged, match="v3"):
+        rl.attach(agent, canary=1.0, candidate="v3", start=start)
+    assert attachment_of(agent) is attached and speaker(agent.chat("hello")) == v(1) and start.names == ["v1"]
+
+
+def swap_to(agent: Any, home: Path, version: str, start: FakeStart) -> Callable[[], None]:
+    """As an improvement does that is not promoted."""
+    folder = home / "versions" / NAME / version / "model"
+    served = start(folder.resolve(), name=f"rl-helper-{version}", device="cpu")
+    return swap_model(agent, served.model, base_url=served.address, api_key=served.api_key, server=served)
+
+
+def test_what_was_swapped_in_without_a_promotion_stays_until_something_is_decided(server_a, three, start):
+    promote(three, "v1")
+    agent = build_agent("environment", server_a.url)
+    attached = rl.attach(agent, watch=0.02, start=start)
+    assert attached.version == "v1"
+    undo = swap_to(agent, three, "v2", start)
+    assert eventually(lambda: attached.version is None)
+    time.sleep(0.1)
+    assert speaker(agent.chat("hello")) == v(2)
+    undo()
+    assert eventually(lambda: attached.version == "v1") and speaker(agent.chat("hello")) == v(1)
+    swap_to(agent, three, "v2", start)
+    promote(three, "v3")
+    assert eventually(lambda: attached.version == "v3") and speaker(agent.chat("hello")) == v(3)
+    attached.stop()
+    swap_to(agent, three, "v2", start)
+    start.of("v2").stop()
+    assert attached.refresh() == "v3" and speaker(agent.chat("hello")) == v(3)
+
+
+def test_without_a_promotion_a_swap_is_left_alone(server_a, three, start):
+    agent = build_agent("environment", server_a.url)
+    attached = rl.attach(agent, start=start)
+    swap_to(agent, three, "v2", start)
+    assert attached.refresh() is None and speaker(agent.chat("hello")) == v(2)
+
+
 def test_pruned_weights_are_said_with_the_way_to_make_them_again(server_a, three, start):
     promote(three, "v1")
     (three / "versions" / NAME / "v1" / "model" / "config.json").unlink()
@@ -268,6 +334,13 @@ def test_a_version_that_improve_put_in_place_is_not_started_a_second_time(server
         ({"canary": True}, ConfigError, "canary=True"),
         ({"candidate": "v2"}, ConfigError, "wants a share"),
         ({"canary": 0.1, "candidate": "v9"}, VersionError, "has: v1, v2, v3"),
+        ({"watch": "yes"}, ConfigError, "watch='yes'"),
+        ({"watch": []}, ConfigError, r"watch=\[\]"),
+        ({"watch": -1}, ConfigError, "watch=-1"),
+        ({"watch": 0.0}, ConfigError, "watch=0.0"),
+        ({"watch": float("nan")}, ConfigError, "watch=nan"),
+        ({"watch": 1e300}, ConfigError, r"watch=1e\+300"),
+        ({"name": 5}, ConfigError, "name=5"),
     ],
 )
 def test_what_is_given_wrongly_is_said_and_changes_nothing(options, error, reason, server_a, three, start):

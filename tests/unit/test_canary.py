@@ -241,6 +241,29 @@ def test_a_decision_ends_the_canary_also_for_a_service_that_starts_afterwards(de
     assert {speaker(later.chat("hello")) for _ in range(5)} == {expected}
 
 
+def test_the_first_promotion_of_all_ends_a_canary(server_a, home, in_tmp, start):
+    base = weights_in(in_tmp / "base", b"the base")
+    for number in range(2):
+        publish_version(home, NAME, finished_run(home / "runs" / str(number), base, agent=NAME))
+    agent = build("environment", server_a)
+    attached = rl.attach(agent, canary=1.0, candidate="v1", start=start)
+    attached.refresh()
+    assert speaker(agent.chat("hello")) == v(1)  # neither the first look nor one that sees nothing new ends it
+    registry.promote(home, NAME, "v2")
+    attached.refresh()
+    assert attached.candidate is None and {speaker(agent.chat("hello")) for _ in range(5)} == {v(2)}
+
+
+def test_only_a_version_that_passed_the_gate_is_tried_by_itself(server_a, two, in_tmp, start):
+    write_record(registry.pointer_file(two, NAME), pointer("v1", "2000-01-01T00:00:00+00:00"))
+    run = finished_run(two / "runs" / "no better", in_tmp / "base", agent=NAME, difference=0.0)
+    assert publish_version(two, NAME, run).name == "v3"
+    attached = rl.attach(build("environment", server_a), canary=1.0, start=start)
+    assert attached.candidate == "v2"
+    named = rl.attach(build("environment", server_a), canary=1.0, candidate="v3", start=start)
+    assert named.candidate == "v3"
+
+
 def test_a_canary_can_be_ended_alone(server_a, two, start):
     agent = build("environment", server_a)
     attached = rl.attach(agent, canary=1.0, candidate="v2", start=start)
@@ -396,6 +419,83 @@ def test_few_sessions_or_no_difference_show_nothing(told):
     told.run("rl-helper-v5", "w")
     alone = compare_recorded(told.close(), NAME, "v4", "v5", reward_funcs=[words])
     assert alone.feedback is None and not alone.better
+
+
+def tell_pair(told: Told, number: int, *, scores: tuple[float | None, float | None] = (None, None), **new: Any) -> None:
+    """A run of each version, of one word and of three."""
+    told.run("rl-helper-v1", "w", score=scores[0])
+    told.run("rl-helper-v2", **{"output": "w w w", "score": scores[1], **new})
+
+
+def test_a_number_that_few_sessions_have_shows_nothing_however_many_there_are(told):
+    for number in range(12):
+        tell_pair(told, number, scores=(0, 1) if number < 2 else (None, None))
+    by_few = compare_recorded(told.close(), NAME, "v1", "v2")
+    assert by_few.b.clusters == 12 and by_few.b.rated_clusters == 2 and by_few.feedback.low > 0
+    assert not by_few.better and "feedback is known of 2 sessions of one side, and 8 are needed" in str(by_few)
+    by_many = compare_recorded(told.store, NAME, "v1", "v2", reward_funcs=[words])
+    assert by_many.better and str(by_many).endswith("v2 is better")  # few ratings are nothing against it
+
+
+@pytest.mark.parametrize(("runs", "failing"), [(12, 10), (120, 100)])
+def test_a_version_that_fails_more_often_is_not_better_by_the_rest(told, runs, failing):
+    for number in range(runs):
+        tell_pair(told, number, **({"output": None, "error": "RuntimeError: down"} if number < failing else {}))
+    result = compare_recorded(told.close(), NAME, "v1", "v2", reward_funcs=[words])
+    assert result.total.low > 0 and result.failed.low > 0 and not result.better
+    assert f"v2 fails more often: {failing} of {runs} runs, where v1 fails in 0 of {runs} runs" in str(result)
+
+
+def test_a_gain_that_a_few_failures_could_undo_is_not_believed_and_a_larger_one_is(told):
+    for number in range(30):
+        failed = {"output": None, "error": "RuntimeError: down"} if number < 2 else {}
+        told.run("rl-helper-v1", "w " * (19 + number % 3))
+        told.run("rl-helper-v2", **{"output": "w " * (20 + number % 3), **failed})
+    told.run("rl-helper-v1", "w")  # the worst that is seen
+    told.run("rl-helper-v3", None, error="RuntimeError: down")
+    for number in range(30):
+        told.run("rl-helper-v3", "w " * (40 + number % 3))
+    small = compare_recorded(told.close(), NAME, "v1", "v2", reward_funcs=[words])
+    # 28 runs of 21 words on average (597 in all, less the two that failed), and 2 that count as one word
+    assert small.failed.low <= 0 and small.total_at_worst.new == pytest.approx((28 * small.total.new + 2) / 30)
+    assert not small.better
+    large = compare_recorded(told.store, NAME, "v1", "v3", reward_funcs=[words])
+    assert large.b.errors == 1 and large.total_at_worst.low > 0 and large.better
+
+
+def only_of_good_ones(completions, **_):
+    """NaN for an answer of three words; else as many points as words."""
+    counts = [len(completion.split()) for completion in completions]
+    return [float("nan") if count == 3 else float(count) for count in counts]
+
+
+def test_missing_scores_are_shown_and_are_no_way_to_be_better(told):
+    for number in range(24):
+        tell_pair(told, number, output="w w w" if number < 14 else "w w")
+    result = compare_recorded(told.close(), NAME, "v1", "v2", reward_funcs=[only_of_good_ones])
+    assert (result.a.unscored, result.b.unscored, result.b.scored_clusters) == (0, 14, 10)
+    assert result.total.low > 0 and not result.better
+    assert "v2: 24 runs in 24 sessions, 14 without a score, 0 rated" in str(result)
+    assert "v2 has no score more often: in 14 of 24 runs" in str(result)
+
+
+def test_the_number_that_one_of_two_rewards_lacks_counts_as_its_worst(told):
+    for number in range(20):
+        tell_pair(told, number, output="w w w" if number < 3 else "w w")
+    result = compare_recorded(told.close(), NAME, "v1", "v2", reward_funcs=[words, only_of_good_ones])
+    # v2: 3 runs of 3 words, whose second number counts as 1; 17 runs of 2 words
+    assert result.total_at_worst.new == pytest.approx((3 * (3 + 1) + 17 * (2 + 2)) / 20)
+    assert result.total.new == pytest.approx((3 * 3 + 17 * 4) / 20) and result.b.unscored == 3 and result.better
+
+
+def test_a_failed_run_that_nobody_rated_counts_as_the_worst_rating(told):
+    for number in range(20):
+        failed = {"output": None, "error": "RuntimeError: down", "score": None} if number < 2 else {}
+        tell_pair(told, number, scores=(0.8 + number % 2 / 10, 0.9 + number % 2 / 10), **failed)
+    told.run("rl-helper-v1", "w", score=0.0)
+    result = compare_recorded(told.close(), NAME, "v1", "v2")
+    assert result.feedback_at_worst.new == pytest.approx(18 * result.feedback.new / 20)
+    assert not result.better
 
 
 def test_a_loss_by_feedback_is_not_made_up_for_by_a_reward(told):

@@ -635,9 +635,12 @@ def test_a_split_column_with_other_words_is_a_column_like_any():
     assert split_rows(rows, 0) == (rows, [])
 
 
-def test_a_prompt_on_both_sides_of_a_split_column_is_said_aloud(caplog):
-    split_rows([{"prompt": "a", "split": "train"}, {"prompt": "A", "split": "test"}], 0)
-    assert "1 prompts are on both sides" in caplog.text
+def test_a_prompt_on_both_sides_of_a_split_column_is_held_out_and_counted(caplog):
+    rows = [{"prompt": p, "split": s} for p, s in (("a", "train"), ("b", "train"), ("A", "test"), (" a", "train"))]
+    assert split_rows(rows, 0) == ([{"prompt": "b"}], [{"prompt": "A"}])
+    assert "2 rows that the column 'split' marks as 'train' are left out of training" in caplog.text
+    with pytest.raises(DataError, match="holds out every prompt and leaves none to train on"):
+        split_rows([rows[0], rows[2]], 0)
 
 
 @pytest.mark.parametrize("held_out", [2, 3, 0.9])

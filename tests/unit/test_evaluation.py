@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from praison_agent_rl.evaluation import compare, score_answers
-from praison_agent_rl.records import Answer
+from praison_agent_rl.evaluation import by_distinct_prompt, compare, score_answers
+from praison_agent_rl.records import Answer, Comparison
 from praison_agent_rl.rewards import Reward
 
 
@@ -185,3 +185,46 @@ def test_each_answer_is_scored_with_the_columns_of_its_own_row():
 def test_an_answer_that_no_reward_scored_has_no_total():
     scored = score_answers([(0, 0, "x", 1)], [{"prompt": "a"}], [Reward(lambda completions, **_: [None], "silent")])
     assert (scored[0].total, scored[0].rewards) == (None, {"silent": None})
+
+
+# --- missing scores and the same prompt twice -------------------------------------------------------------------------
+
+
+def test_missing_scores_are_counted_by_reward_and_those_of_failed_answers_are_not():
+    base = answers([1.0, None], [None, None], brief=[[0.5, 0.5], [None, 0.5]])
+    failed = Answer(prompt=0, sample=0, text="", tokens=0, rewards={}, total=None, error="it broke")
+    new = [failed, *answers([1.0, math.nan], [1.0, 1.0], brief=[[0.5, 0.5], [0.5, 0.5]])[1:]]
+    found = compare(base, new)
+    assert (found.missing_base, found.missing_new) == ({"main": 3, "brief": 1}, {"main": 1, "brief": 0})
+    assert (found.unscored_base, found.unscored_new, found.errors_new) == (3, 1, 1)
+
+
+def test_a_comparison_of_before_missing_scores_were_counted_is_read():
+    old = compare(answers([1.0]), answers([1.0])).model_dump()
+    for name in ("missing_base", "missing_new", "unscored_base", "unscored_new"):
+        del old[name]
+    assert Comparison.model_validate(old).missing_new == {}
+
+
+def test_answers_to_rows_with_the_same_prompt_are_answers_to_one_prompt():
+    rows = [{"prompt": "a", "answer": 1}, {"prompt": "b"}, {"prompt": [{"role": "user", "content": " A"}], "answer": 2}]
+    base = by_distinct_prompt(answers([0.0], [0.0], [0.5]), rows)
+    new = by_distinct_prompt(answers([1.0], [0.0], [0.5]), rows)
+    assert [answer.prompt for answer in new] == [0, 1, 0]
+    found = compare(base, new)
+    assert (found.prompts, found.wins, found.ties, found.samples) == (2, 1, 1, 1)
+    assert found.total.base == 0.125 and found.total.new == 0.375  # of 0.25 and 0, and of 0.75 and 0
+
+
+def test_twenty_rows_of_two_prompts_decide_nothing():
+    rows = [{"prompt": "ab"[place % 2]} for place in range(20)]
+    base, new = (by_distinct_prompt(answers(*[[score]] * 20), rows) for score in (0.0, 1.0))
+    assert compare(base, new).prompts == 2 and not compare(base, new).better
+
+
+def test_rewards_near_the_largest_number_are_compared():
+    base = answers(*[[1e308, 1.2e308]] * 8)
+    new = answers(*[[1.5e308, 1.6e308]] * 8)
+    found = compare(base, new)
+    assert found.total.base == pytest.approx(1.1e308) and found.total.new == pytest.approx(1.55e308)
+    assert found.better and found.wins == 8

@@ -195,3 +195,32 @@ def test_too_few_recorded_answers_prove_nothing():
 def test_a_verdict_survives_being_written_down():
     found = verdict(LOW, said([math.nan] * 20))
     assert type(found).model_validate_json(found.model_dump_json()).status == "not better"
+
+
+# --- missing scores ---------------------------------------------------------------------------------------------------
+
+
+def without(answers, places):
+    return [
+        answer.model_copy(update={"rewards": {"main": None}, "total": None}) if answer.prompt in places else answer
+        for answer in answers
+    ]
+
+
+def test_a_gain_on_the_prompts_that_still_have_a_score_is_not_promoted():
+    found = verdict(LOW, without(HIGH, range(10, 20)))
+    assert found.status == "guard broken"
+    assert "answers to which reward main gave no score: 0.0 % to 50.0 % (may not rise)" in found.text
+
+
+def test_prompts_that_neither_side_has_a_score_for_do_not_judge():
+    found = verdict(without(LOW, range(5)), without(HIGH, range(5)))
+    assert found.status == "promoted" and "on 15 held-out prompts" in found.text
+
+
+def test_the_gain_over_what_answers_now_must_not_rest_on_failed_answers_either():
+    now = said([0.1, *[0.6, 0.7] * 10])
+    base, new = said([0.0, *[0.0, 0.5] * 10]), said([0.2, *[0.65, 0.75] * 10], errors={1})
+    found = verdict(base, new, incumbent=now)
+    assert found.status == "guard broken"
+    assert [g.name for g in found.guards if g.broken] == ["failures over the model that answers now"]

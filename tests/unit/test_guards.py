@@ -12,6 +12,7 @@ from praison_agent_rl.guards import (
     failure_guards,
     judged_guards,
     reward_guards,
+    score_guards,
 )
 from praison_agent_rl.records import Answer, Comparison, Interval
 
@@ -253,3 +254,71 @@ def test_without_failures_there_is_nothing_to_ask():
     base = said(*["x"] * 20, totals=[0.5] * 20)
     assert failure_guards(base, base, 0.0) == []
     assert failure_guards([], [], 0.0) == []
+
+
+# --- missing scores ---------------------------------------------------------------------------------------------------
+
+
+def scored(**rewards):
+    """One answer a prompt with the rewards given prompt by prompt; the total is the sum of those that are there."""
+    rows = [dict(zip(rewards, values, strict=True)) for values in zip(*rewards.values(), strict=True)]
+    made = []
+    for place, row in enumerate(rows):
+        there = [score for score in row.values() if score is not None]
+        total = sum(there) if there else None
+        made.append(Answer(prompt=place, sample=0, text=WORDS, tokens=9, rewards=row, total=total))
+    return made
+
+
+def test_a_candidate_with_all_scores_has_no_guard_of_scores():
+    assert score_guards(scored(r=[None] * 10), scored(r=[1.0] * 10)) == []
+
+
+def test_a_prompt_without_a_score_does_not_leave_the_mean_in_silence():
+    base = scored(r=[0.3, 0.5] * 20)
+    found = score_guards(base, scored(r=[0.9, 1.0] * 5 + [None] * 30))
+    assert [g.name for g in found] == ["scores", "scores of r"]
+    assert found[1].broken and found[1].text == "answers to which reward r gave no score: 0.0 % to 75.0 %"
+    # 10 gain 0.6 or 0.5 and 30, taken for 0.3, lose 0 or 0.2: 5.5 - 3 by 40
+    assert found[0].new - found[0].base == pytest.approx(2.5 / 40)
+    few = score_guards(scored(r=[0.3, 0.5] * 20), scored(r=[0.7, 0.7] * 19 + [None] * 2))
+    assert [g.broken for g in few] == [False, False], "2 of 40 are not proved, and the gain survives them"
+
+
+def test_a_gain_that_rests_on_few_missing_scores_is_broken():
+    base = scored(r=[0.0, *[0.5, 0.7] * 10])
+    found = score_guards(base, scored(r=[0.1, *[0.55, 0.75] * 9, None, None]))
+    assert [(g.name, g.broken) for g in found] == [("scores", True), ("scores of r", False)]
+
+
+@pytest.mark.parametrize("weights", [{}, {"penalty": 2.0}])
+def test_a_penalty_that_is_missing_does_not_raise_the_total(weights):
+    base = scored(good=[0.5] * 10, penalty=[-1.0] * 10)
+    found = score_guards(base, scored(good=[0.5] * 10, penalty=[None] * 10), weights=weights)
+    assert all(g.broken for g in found) and found[0].new == 0.5 - weights.get("penalty", 1.0)
+
+
+def test_with_a_negative_weight_the_largest_score_is_the_worst():
+    base = scored(good=[0.5] * 10, length=[3.0, 4.0] * 5)
+    (gain, _) = score_guards(base, scored(good=[0.5] * 10, length=[None] * 10), weights={"length": -1.0})
+    assert gain.new == -3.5
+
+
+def test_a_reward_that_applies_to_some_prompts_only_breaks_nothing():
+    base = scored(good=[0.2, 0.3] * 10, code=[None, 0.5] * 10)
+    new = scored(good=[0.6, 0.8] * 10, code=[None, 0.5] * 10)
+    found = score_guards(base, new)
+    assert [(g.name, g.broken) for g in found] == [("scores of code", False)]
+
+
+def test_failures_and_missing_scores_are_tested_together_and_name_whom_the_gain_is_over():
+    base = scored(r=[0.5] * 20)
+    new = [
+        answer.model_copy(update={"error": "it broke", "rewards": {}, "total": None}) if answer.prompt < 2 else answer
+        for answer in scored(r=[*[0.6] * 18, None, 0.0])
+    ]
+    lost = score_guards(base, new, against="the model that answers now")[0]
+    assert lost.name == "scores over the model that answers now"
+    assert lost.new == pytest.approx(16 * 0.6 / 20)
+    (failed,) = failure_guards(base, new, 0.0, against="the model that answers now")
+    assert failed.name == "failures over the model that answers now"

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from praison_agent_rl import intervals
-from praison_agent_rl.intervals import differences, paired_interval, prompts_needed, student_t, unpaired_interval
+from praison_agent_rl.intervals import (
+    differences,
+    magnitude,
+    paired_interval,
+    prompts_needed,
+    student_t,
+    unpaired_interval,
+)
 
 
 def interval(base, new, seed=0):
@@ -245,3 +252,34 @@ def test_students_t_is_that_of_the_tables():
     assert {n: student_t(0.975, n) for n in table} == pytest.approx(table, abs=5e-4)
     assert (student_t(0.975, 2), student_t(0.975, 3)) == pytest.approx((4.3027, 3.1824), abs=0.04)
     assert student_t(0.995, 10) == pytest.approx(3.1693, abs=1e-3)
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_magnitude_is_the_power_of_two_at_or_below_the_largest_finite_value():
+    assert magnitude(np.array([-5.0, 1.0]), np.array([math.inf, math.nan])) == 4.0
+    assert (magnitude(np.array([0.0])), magnitude(np.array([])), magnitude(np.array([1e308]))) == (1.0, 1.0, 2.0**1023)
+
+
+@pytest.mark.parametrize("power", [-900, -60, 260, 1020])
+def test_an_interval_has_the_size_of_its_values_however_large_or_small_they_are(power):
+    base, new = [0.0, 0.5, 0.25, 0.5, 1.0], [1.0, 0.5, 0.5, 1.5, 0.5]
+    plain, size = interval(base, new), 2.0**power
+    found = interval([size * b for b in base], [size * n for n in new])
+    assert found.model_dump() == {name: size * value for name, value in plain.model_dump().items()}
+    gains = np.array(new) - np.array(base)
+    assert prompts_needed(size * gains) == prompts_needed(gains)
+    other = unpaired_interval(size * np.array(base), size * np.array(new), clusters_a=[0, 0, 1, 1, 2])
+    assert other.low == size * unpaired_interval(np.array(base), np.array(new), clusters_a=[0, 0, 1, 1, 2]).low
+
+
+def test_a_difference_too_large_for_a_number_is_infinite_and_raises_nothing():
+    found = interval([-1e308, -1.1e308], [1e308, 1.2e308])
+    assert found.difference == math.inf and (found.base, found.new) == pytest.approx((-1.05e308, 1.1e308))
+    assert prompts_needed(np.array([1.0, -1.0]), size=1e-200) is None
+
+
+def test_values_far_below_one_differ_and_what_a_sum_missed_of_zero_does_not():
+    assert differences(np.array([1e-85, 1e-85]), np.array([2e-85, 1e-85])).tolist() == [1e-85, 0.0]
+    assert differences(np.array([0.0, 1.0]), np.array([0.1 + 0.2 - 0.3, 1.0])).tolist() == [0.0, 0.0]

@@ -268,6 +268,30 @@ def test_a_damaged_record_hides_its_version_alone(home: Path, base: Path, caplog
     assert published(home, base, "three").name == "v3"
 
 
+def test_an_agent_whose_name_cannot_be_read_hides_no_other(
+    home: Path, base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    published(home, base, "one")
+    published(home, base, "two", agent="Other")
+    (home / "versions" / "helper" / "agent.json").write_bytes(b"")
+    assert registry.list_agents(home) == ["Other"] and "helper are passed over" in caplog.text
+
+
+def test_a_name_that_no_file_can_hold_is_told_plainly(home: Path, base: Path) -> None:
+    run = finished_run(home / "runs" / "one", base)
+    with pytest.raises(VersionError, match=r"name '\\ud800x' cannot be written to a file; give it another"):
+        publish_version(home, "\ud800x", run)
+    with pytest.raises(ConfigError, match=r"plan\.json' cannot be written"):
+        finished_run(home / "runs" / "two", base, agent="\ud800x")
+
+
+def test_a_strange_name_in_the_history_keeps_no_version_from_being_published(home: Path, base: Path) -> None:
+    published(home, base, "one")
+    line = Pointer(version="weird", previous=["v5", "vv"], changed="x", by="promote").model_dump_json()
+    (home / "versions" / "helper" / "history.jsonl").write_text(line + "\n")
+    assert published(home, base, "two").name == "v6"
+
+
 # --- verify ---------------------------------------------------------------------------------------------------------
 
 
@@ -387,6 +411,152 @@ def test_an_improvement_is_not_promoted_over_what_was_made_to_answer_meanwhile(h
     published(home, base, "child", created="2020-01-01T00:00:00+00:00", parent="v1")
     assert promote(home, "Helper", "v3", by="improve").version == "v3", "it was trained on what answers"
     assert promote(home, "Helper", "v2").version == "v2", "by hand it may"
+
+
+def test_what_answers_already_may_be_promoted_again_by_its_own_run(home: Path, base: Path) -> None:
+    """As `train --resume` of a finished run does."""
+    published(home, base, "one", created="2020-01-01T00:00:00+00:00")
+    promote(home, "Helper", "v1")
+    assert promote(home, "Helper", "v1", by="improve").previous == [None]
+    assert promote(home, "Helper", "v1", by="improve", since="long ago").previous == [None]
+
+
+def test_an_improvement_is_compared_with_what_answered_when_its_base_was_chosen(home: Path, base: Path) -> None:
+    """Whatever happened before its plan was written, and also within one second."""
+    for name in ("one", "two", "three"):
+        published(home, base, name)
+    with pytest.raises(
+        VersionError, match=r"v1 is kept but does not answer: the model that .* was made to answer, and"
+    ):
+        promote(home, "Helper", "v1", by="improve", since="2020-01-01T00:00:00+00:00")
+    assert promote(home, "Helper", "v1", by="improve", since="").version == "v1"
+    chosen = current(home, "Helper")
+    assert chosen
+    promote(home, "Helper", "v2")
+    with pytest.raises(VersionError, match="v3 is kept but does not answer: v2 was made to answer at 20"):
+        promote(home, "Helper", "v3", by="improve", since=chosen.changed)
+    rollback(home, "Helper")
+    with pytest.raises(VersionError, match="v3 is kept but does not answer: v1 was made to answer at 20"):
+        promote(home, "Helper", "v3", by="improve", since=chosen.changed)
+    assert len({change.changed for change in history(home, "Helper")}) == 3
+    again = current(home, "Helper")
+    assert again and promote(home, "Helper", "v3", by="improve", since=again.changed).version == "v3"
+
+
+def test_a_plan_of_the_second_in_which_something_was_made_to_answer_is_of_after_it(home: Path, base: Path) -> None:
+    published(home, base, "one")
+    changed = promote(home, "Helper", "v1").changed
+    published(home, base, "two", created=changed[:19] + "+00:00")
+    assert promote(home, "Helper", "v2", by="improve").version == "v2"
+
+
+def test_damaged_weights_are_not_rolled_back_to_but_by_force(home: Path, base: Path) -> None:
+    first = published(home, base, "one")
+    published(home, base, "two")
+    promote(home, "Helper", "v1")
+    promote(home, "Helper", "v2")
+    flip_a_byte(Path(first.folder) / "model" / "model.safetensors")
+    told = r"v1 .* is damaged .* model/model.safetensors was changed; .* versions restore Helper v1, .*--force"
+    with pytest.raises(VersionDamaged, match=told):
+        rollback(home, "Helper")
+    assert (current(home, "Helper") or pytest.fail()).version == "v2"
+    assert rollback(home, "Helper", force=True).version == "v1"
+    promote(home, "Helper", "v2")
+    (Path(first.folder) / "version.json").write_text("")
+    with pytest.raises(VersionDamaged, match=r"(?s)v1 .* is damaged: .*version\.json.*promote another version"):
+        rollback(home, "Helper", force=True)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"version": "v', b"\xff", None])
+def test_where_the_pointer_is_damaged_or_gone_the_last_change_of_the_history_counts(
+    home: Path, base: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("one", "two"):
+        published(home, base, name)
+        promote(home, "Helper", registry.version_names(home, "Helper")[-1])
+    pointer, file = current(home, "Helper"), registry.pointer_file(home, "Helper")
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    with (file.parent / "history.jsonl").open("a") as lines:
+        lines.write('{"version": "v7')
+    assert current(home, "Helper") == pointer and "the last change in the history is" in caplog.text
+    assert rollback(home, "Helper").version == "v1"
+    assert [change.version for change in history(home, "Helper")] == ["v1", "v2", "v1"]
+    caplog.clear()
+    assert (current(home, "Helper") or pytest.fail()).version == "v1" and not caplog.text
+
+
+def test_where_neither_pointer_nor_history_can_be_read_a_promotion_by_hand_mends_it(home: Path, base: Path) -> None:
+    published(home, base, "one")
+    promote(home, "Helper", "v1")
+    registry.pointer_file(home, "Helper").write_bytes(b"")
+    (home / "versions" / "helper" / "history.jsonl").write_bytes(b"\x00\n")
+    told = r"it is not known which version of agent 'Helper' answers: .*versions promote Helper VERSION"
+    for work in (current, history, rollback):
+        with pytest.raises(VersionError, match=f"(?s){told}"):
+            work(home, "Helper")
+    with pytest.raises(VersionError, match=f"(?s){told}"):
+        promote(home, "Helper", "v1", by="improve")
+    pointer = promote(home, "Helper", "v1")
+    assert current(home, "Helper") == pointer and history(home, "Helper") == [pointer]
+
+
+def test_a_change_that_a_kill_left_in_the_history_alone_did_not_take_place(home: Path, base: Path) -> None:
+    for name in ("one", "two"):
+        published(home, base, name)
+    pointer = promote(home, "Helper", "v1")
+    file = registry.pointer_file(home, "Helper")
+    before = file.read_bytes()
+    promote(home, "Helper", "v2")
+    file.write_bytes(before)
+    assert current(home, "Helper") == pointer and history(home, "Helper") == [pointer]
+    promote(home, "Helper", "v2")
+    assert [change.version for change in history(home, "Helper")] == ["v1", "v2"]
+
+
+def test_a_full_disk_in_a_promotion_leaves_all_as_it_was_or_all_done(
+    home: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its waits for the disk fails, in turn; the version is one that the gate refused."""
+    published(home, base, "one")
+    promote(home, "Helper", "v1")
+    version, real, waits = published(home, base, "two", difference=0.0), os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == failing:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    before = snapshot(home / "versions")
+    monkeypatch.setattr(os, "fsync", full)
+    for failing in range(1, 30):  # noqa: B007 - full reads it
+        waits = 0
+        try:
+            assert promote(home, "Helper", "v2", force=True).version == "v2"
+            break
+        except OSError:
+            assert snapshot(home / "versions") == before
+            assert verify(version) == [] and (current(home, "Helper") or pytest.fail()).version == "v1"
+    assert failing == 11, "two waits for each of four files, the history, and the pointer's name comes after its bytes"
+    found = registry.read_version(home, "Helper", "v2")
+    assert found.verdict and found.verdict.forced and verify(found) == []
+    assert [change.version for change in history(home, "Helper")] == ["v1", "v2"]
+
+
+def test_a_place_where_nothing_can_be_written_is_told_plainly(in_tmp: Path, base: Path) -> None:
+    run = finished_run(in_tmp / "run", base)
+    (in_tmp / ".praisonai").write_text("a file")
+    for home in (in_tmp / ".praisonai" / "rl", Path("/proc/rl")):
+        told = rf"nothing can be written in '{home}.*make that place writable, or"
+        with pytest.raises(VersionError, match=told):
+            publish_version(home, "Helper", run)
+        with pytest.raises(VersionError, match=told), improvement_lock(home, "Helper"):
+            pass
+        assert registry.list_agents(home) == [] and current(home, "Helper") is None
 
 
 def test_a_change_whose_history_a_kill_cut_off_is_in_the_history(home: Path, base: Path) -> None:

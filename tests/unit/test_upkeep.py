@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from praison_agent_rl.registry import current, improvement_lock, promote, rollba
 from praison_agent_rl.report import write_report
 from praison_agent_rl.runs import RunFolder, read_record, write_record
 from praison_agent_rl.upkeep import diff, promote_run, prune, restore
-from tests.finished_runs import finished_run, flip_a_byte, weights_in
+from tests.finished_runs import finished_run, flip_a_byte, snapshot, weights_in
 
 
 @pytest.fixture
@@ -203,6 +205,56 @@ def test_a_damaged_adapter_is_not_merged(home: Path, base: Path) -> None:
         restore(home, "Helper", "v1")
 
 
+@pytest.mark.parametrize("keep", [3, 4, 5, 99])
+def test_what_is_to_be_kept_is_kept_however_many_are_asked_for(home: Path, base: Path, keep: int) -> None:
+    for number in range(3):
+        publish_version(home, "Helper", finished_run(home / "runs" / f"{number}", base))
+    assert prune(home, "Helper", keep).removed == [] and with_weights(home) == ["v1", "v2", "v3"]
+
+
+def test_what_is_made_to_answer_while_it_is_looked_at_keeps_its_weights(
+    home: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        publish_version(home, "Helper", finished_run(home / "runs" / f"{number}", base))
+    real = upkeep._cannot_be_made
+
+    def slow(where: Path, agent: str, version: Version) -> str | None:
+        if version.name == "v1":
+            promote(where, agent, "v1")
+        return real(where, agent, version)
+
+    monkeypatch.setattr(upkeep, "_cannot_be_made", slow)
+    done = prune(home, "Helper", 0)
+    assert done.removed == ["v2", "v3"] and done.kept == {"v1": "it answers"}
+
+
+def test_pruning_and_promoting_at_once_never_leave_an_answering_version_without_weights(home: Path, base: Path) -> None:
+    for turn in range(8):
+        agent = f"A{turn}"
+        for number in range(4):
+            run = finished_run(home / "runs" / f"{agent}-{number}", base, agent=agent)
+            publish_version(home, agent, run)
+        promote(home, agent, "v4")
+
+        def by_hand(agent: str = agent) -> None:
+            with suppress(VersionError, VersionDamaged):  # where its weights went first
+                promote(home, agent, "v1")
+
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(prune, home, agent, 0), pool.submit(by_hand)]:
+                done.result()
+        pointer = current(home, agent)
+        assert pointer and pointer.version and registry.model_of(registry.read_version(home, agent, pointer.version))
+
+
+def test_what_cannot_be_read_of_a_version_is_told_where_versions_are_compared(home: Path, base: Path) -> None:
+    one, two = chain(home, base, 2)
+    (Path(two.folder) / "data.json").write_text("{")
+    with pytest.raises(VersionDamaged, match=r"v2/data\.json' cannot be read.*versions verify"):
+        diff(one, two)
+
+
 # --- by hand --------------------------------------------------------------------------------------------------------
 
 
@@ -215,7 +267,9 @@ def test_a_run_that_was_not_better_becomes_a_version_by_force_alone(home: Path, 
     assert (pointer.version, pointer.forced) == ("v1", True)
     version = registry.read_version(home, "Helper", "v1")
     assert version.verdict and version.verdict.forced and verify(version) == []
-    assert promote_run(home, run, force=True) == pointer, "a second time changes nothing"
+    again = promote_run(home, run, force=True)
+    assert again.model_copy(update={"changed": pointer.changed}) == pointer, "a second time changes nothing"
+    assert again.changed > pointer.changed, "two decisions in one second are told apart"
 
 
 def test_a_run_of_no_agent_and_one_that_was_not_judged_are_refused(home: Path, base: Path) -> None:
@@ -228,6 +282,21 @@ def test_a_run_of_no_agent_and_one_that_was_not_judged_are_refused(home: Path, b
     late.comparison_file.unlink()
     with pytest.raises(VersionError, match=r"was not judged; go on with it: .*--resume"):
         promote_run(home, late, force=True)
+
+
+def test_the_folder_of_a_version_is_no_run_and_nothing_of_it_is_touched(home: Path, base: Path) -> None:
+    version, *_ = chain(home, base, 1)
+    before = snapshot(home)
+    told = r"is version v1 of agent 'Helper'; to let it answer, name it: praison-agent-rl versions promote Helper v1"
+    with pytest.raises(ConfigError, match=told):
+        RunFolder.open(Path(version.folder))
+    with pytest.raises(ConfigError, match=told):
+        promote_run(home, RunFolder(version.folder))
+    (Path(version.folder) / "version.json").write_text("{")
+    with pytest.raises(ConfigError, match="is version v1 of agent 'helper'"):
+        RunFolder.open(Path(version.folder))
+    (Path(version.folder) / "version.json").write_bytes(before["versions/helper/v1/version.json"])
+    assert snapshot(home) == before
 
 
 def test_the_report_of_what_was_promoted_by_force_says_so(home: Path, base: Path) -> None:
