@@ -90,12 +90,12 @@ def promote(agent: Any, version: str, *, force: bool = False, home: "Path | None
     return registry.promote(home, registry.name_of(home, agent), version, force=force)
 
 
-def rollback(agent: Any, *, home: "Path | None" = None) -> "Pointer":
+def rollback(agent: Any, *, home: "Path | None" = None, force: bool = False) -> "Pointer":
     """Let what answered before answer again; see `praison_agent_rl.registry.rollback`."""
     from praison_agent_rl import registry, runs
 
     home = home or runs.HOME
-    return registry.rollback(home, registry.name_of(home, agent))
+    return registry.rollback(home, registry.name_of(home, agent), force=force)
 
 
 def attach(agent: Any, **options: Any) -> "Attachment":

@@ -16,8 +16,9 @@ from praison_agent_rl.checksums import hash_file, hash_template, hash_weights, s
 from praison_agent_rl.errors import ModelError, VersionError
 from praison_agent_rl.forcing import RECORD
 from praison_agent_rl.locks import AVAILABLE
+from praison_agent_rl.pointers import held
 from praison_agent_rl.records import Comparison, MergeProof, Plan, Verdict, Version
-from praison_agent_rl.registry import MODEL, claimed_folder, held, list_versions, used_numbers
+from praison_agent_rl.registry import MODEL, claimed_folder, list_versions, used_numbers
 from praison_agent_rl.runs import RunFolder, now, read_record, sync_to_disk, write_record, write_text
 
 PART = ".part-"

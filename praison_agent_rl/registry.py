@@ -4,22 +4,20 @@
 ``history.jsonl`` every change of that. No weights are loaded here.
 """
 
-import errno
 import logging
-import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
 from praison_agent_rl.checksums import faults_of, hash_bytes
 from praison_agent_rl.errors import ConfigError, VersionDamaged, VersionError
 from praison_agent_rl.forcing import RECORD, mark_forced, unmark_forced
-from praison_agent_rl.locks import locked
+from praison_agent_rl.pointers import CURRENT, current_in, held, history_in, told, write_pointer, written_pointer
 from praison_agent_rl.records import Plan, Pointer, Record, Version
-from praison_agent_rl.runs import append_line, now, read_record, slug, write_record, write_text
+from praison_agent_rl.runs import now, read_record, slug, write_record
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +57,7 @@ def claimed_folder(home: Path, agent: str) -> Path:
     """The same, made and marked as this agent's; raises VersionError where nothing can be written."""
     while True:
         folder = agent_folder(home, agent)
-        with _told(folder):
+        with told(folder):
             folder.mkdir(parents=True, exist_ok=True)
         if _owner(folder) == agent:
             return folder
@@ -67,7 +65,7 @@ def claimed_folder(home: Path, agent: str) -> Path:
 
 
 def _claim(folder: Path, agent: str) -> None:
-    with held(folder / ".claiming"), _told(folder):
+    with held(folder / ".claiming"), told(folder):
         if not (folder / _AGENT).exists():
             write_record(folder / _AGENT, NamedAgent(name=agent), sync=True)
 
@@ -190,56 +188,17 @@ def verify(version: Version) -> list[str]:
 
 def pointer_file(home: Path, agent: str) -> Path:
     """The file that says which version is to answer; it is replaced at once and never changed in place."""
-    return agent_folder(home, agent) / "current.json"
+    return agent_folder(home, agent) / CURRENT
 
 
 def current(home: Path, agent: str) -> Pointer | None:
-    """What is to answer now; None where nothing was ever promoted.
-
-    Where its file is damaged or gone, the last change of the history counts, with a warning.
-
-    Raises:
-        VersionError: there is a file, and neither it nor the history can be read.
-    """
-    file = pointer_file(home, agent)
-    fault: object = "it is gone"
-    if file.exists():
-        try:
-            return read_record(file, Pointer)
-        except ConfigError as error:
-            fault = error
-    if known := _logged(home, agent):
-        log.warning("%s is not used, the last change in the history is: %s", file, fault)
-        return known[-1]
-    if not file.exists():
-        return None
-    raise VersionError(
-        f"it is not known which version of agent {agent!r} answers: {fault}, and its history cannot be read either; "
-        f"say it anew: praison-agent-rl versions promote {shlex.quote(agent)} VERSION"
-    )
+    """What is to answer now; None where nothing was ever promoted. See `pointers.current_in`."""
+    return current_in(agent_folder(home, agent), agent)
 
 
 def history(home: Path, agent: str) -> list[Pointer]:
     """Every change of what answers, the oldest first."""
-    known, pointer = _logged(home, agent), current(home, agent)
-    if pointer is None or pointer in known[-1:]:
-        return known
-    # a process that was killed between the two files has left the last change in one of them only
-    last = max((place for place, change in enumerate(known) if change == pointer), default=None)
-    return [*known, pointer] if last is None else known[: last + 1]
-
-
-def _logged(home: Path, agent: str) -> list[Pointer]:
-    file, known = _history_file(home, agent), []
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
-    for line in lines:
-        with suppress(ValueError):  # half a line that a killed process left
-            known.append(Pointer.model_validate_json(line))
-    return known
-
-
-def _history_file(home: Path, agent: str) -> Path:
-    return agent_folder(home, agent) / "history.jsonl"
+    return history_in(agent_folder(home, agent), agent)
 
 
 def promote(
@@ -276,12 +235,12 @@ def promote(
             version=name, previous=way_back, changed=now("microseconds"), by=by, forced=not version.passed
         )
         if version.passed:
-            return _point(home, agent, pointer)
+            return write_pointer(agent_folder(home, agent), agent, pointer)
         kept = mark_forced(version)  # before it answers, so that nothing answers unmarked
         try:
-            return _point(home, agent, pointer)
+            return write_pointer(agent_folder(home, agent), agent, pointer)
         except BaseException:
-            if kept and _read_pointer(home, agent) != pointer:
+            if kept and written_pointer(agent_folder(home, agent)) != pointer:
                 unmark_forced(version, kept)
             raise
 
@@ -306,7 +265,7 @@ def rollback(home: Path, agent: str, *, force: bool = False) -> Pointer:
                 model_of(version)  # here, as they can be pruned while they are verified
             forced, changed = bool(version and not version.passed), now("microseconds")
             pointer = Pointer(version=target, previous=way_back, changed=changed, by="rollback", forced=forced)
-            return _point(home, agent, pointer)
+            return write_pointer(agent_folder(home, agent), agent, pointer)
 
 
 def _step_back(home: Path, agent: str) -> tuple[str | None, list[str | None]]:
@@ -409,55 +368,6 @@ def _before(home: Path, agent: str, by: str) -> Pointer | None:
         if by == "improve":
             raise
         return None  # a decision by hand mends it
-
-
-def _read_pointer(home: Path, agent: str) -> Pointer | None:
-    with suppress(ConfigError):
-        return read_record(pointer_file(home, agent), Pointer)
-    return None
-
-
-def _point(home: Path, agent: str, pointer: Pointer) -> Pointer:
-    """The history first, so that no change that took place is missing from it; where that fails nothing is changed."""
-    file, logged = _history_file(home, agent), _logged(home, agent)
-    with suppress(VersionError):  # then neither file can be read, and both begin anew
-        if (known := history(home, agent)) != logged:  # as a killed process left it
-            write_text(file, "".join(f"{change.model_dump_json()}\n" for change in known), sync=True)
-    size = file.stat().st_size if file.exists() else 0
-    try:
-        append_line(file, pointer.model_dump_json(), sync=True)
-        write_record(pointer_file(home, agent), pointer, sync=True)
-    except BaseException as error:
-        if _read_pointer(home, agent) != pointer:
-            with suppress(OSError):
-                os.truncate(file, size)
-            raise
-        if not isinstance(error, OSError):
-            raise
-        log.warning("what answers was changed, but may not outlive a loss of power: %s", error)
-    return pointer
-
-
-@contextmanager
-def held(path: Path, *, refused: Callable[[str], Exception] | None = None) -> Iterator[None]:
-    """`locks.locked`; raises VersionError where the lock's file cannot be written."""
-    with ExitStack() as stack:
-        with _told(path.parent):
-            stack.enter_context(locked(path, refused=refused))
-        yield
-
-
-@contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        raise VersionError(
-            f"nothing can be written in {str(folder)!r}: {error.strerror or error}"
-            f"{f' ({error.filename})' if error.filename else ''}; make that place writable, or give another home"
-        ) from error
 
 
 def used_numbers(home: Path, agent: str) -> Iterator[int]:

@@ -17,13 +17,13 @@ from praison_agent_rl.checksums import Sums, combined, faults_of, hash_file, has
 from praison_agent_rl.data_files import read_rows, write_rows
 from praison_agent_rl.errors import ConfigError, ModelError, TrainingFailed, VersionDamaged, VersionError
 from praison_agent_rl.locks import AVAILABLE
+from praison_agent_rl.pointers import held
 from praison_agent_rl.publishing import publish_version, sync_all
 from praison_agent_rl.records import Comparison, Interval, Plan, Pointer, Verdict, Version
 from praison_agent_rl.registry import (
     MODEL,
     agent_folder,
     current,
-    held,
     improvement_lock,
     list_versions,
     pointing,
