@@ -32,7 +32,7 @@ def list_(agent: Annotated[str | None, typer.Argument(metavar="[AGENT]")] = None
     if not names:
         _say(f"there are no versions in {home / 'versions'}")
         return
-    table = _table("agent", "version", "made", "from", "base", "new", "95 % CI", "verdict", "")
+    table = _table("agent", "version", "made", "from", "base", "new", "95 % CI", "gate", "")
     for name in names:
         pointer = registry.current(home, name)
         known = {version.name: version for version in registry.list_versions(home, name)}
@@ -47,7 +47,8 @@ def list_(agent: Annotated[str | None, typer.Argument(metavar="[AGENT]")] = None
 
 def _row(version: Version, pointer: Pointer | None) -> list[Text]:
     total = version.comparison.total
-    verdict = version.verdict.status if version.verdict else "better" if version.passed else "not better"
+    # "promoted", the verdict, would read as if it answered
+    verdict = "passed" if version.passed else version.verdict.status if version.verdict else "not better"
     numbers = [f"{total.base:.3g}", f"{total.new:.3g}", f"{total.low:+.3g}..{total.high:+.3g}"]
     words = [version.name, version.created[:16].replace("T", " "), version.parent or "the base", *numbers, verdict]
     return [*map(Text, words), _marks(version, pointer)]
@@ -138,6 +139,7 @@ def diff_(agent: AgentName, a: Name, b: Name, home: Home = HOME) -> None:
 def promote_(
     agent: Annotated[str, typer.Argument(metavar="AGENT|RUN", help="Name of the agent, or the folder of a run.")],
     version: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="As v3; left out for a run.")] = None,
+    of: Annotated[str | None, typer.Option("--agent", help="Whose version a run of `train` becomes.")] = None,
     force: Force = False,
     home: Home = HOME,
 ) -> None:
@@ -149,8 +151,10 @@ def promote_(
         if not Path(agent).is_dir():
             raise ConfigError(f"name the version, as: versions promote {shlex.quote(agent)} v1; or the folder of a run")
         run = RunFolder.open(Path(agent))
-        _say_pointer(run.plan.agent or "", upkeep.promote_run(home, run, force=force))
+        _say_pointer(of or run.plan.agent or "", upkeep.promote_run(home, run, agent=of, force=force))
         return
+    if of is not None:
+        raise ConfigError("--agent says whose version a run becomes; a version has its agent already")
     name = registry.agent_named(home, agent)
     _say_pointer(name, registry.promote(home, name, version, force=force))
 

@@ -356,7 +356,10 @@ def promote_run(home: Path, run: RunFolder, *, agent: str | None = None, force: 
     plan = run.plan
     name = agent or plan.agent
     if name is None:
-        raise VersionError(f"the run in {str(run.root)!r} was of a model and of no agent; say whose version it becomes")
+        raise VersionError(
+            f"the run in {str(run.root)!r} was of a model and of no agent; say whose version it becomes: --agent NAME "
+            "(agent=)"
+        )
     _check_judged(run, force=force)
     version = publish_version(home, name, run)
     return promote(home, name, version.name, force=force)

@@ -44,9 +44,13 @@ def test_versions_are_listed_with_what_was_found_and_which_one_answers(home: Pat
     lines = said("list").splitlines()
     assert len(lines) == 4 and said("list", "help-desk").splitlines() == lines
     one, two, three = (" ".join(line.split()) for line in lines[1:])
-    assert one.startswith("Help Desk v1 2") and one.endswith("the base 0.5 0.7 +0.1..+0.3 promoted on the way back")
-    assert two.endswith("v1 0.5 0.7 +0.1..+0.3 promoted answers")
+    assert one.startswith("Help Desk v1 2") and one.endswith("the base 0.5 0.7 +0.1..+0.3 passed on the way back")
+    assert two.endswith("v1 0.5 0.7 +0.1..+0.3 passed answers")
     assert three.endswith("the base 0.5 0.5 -0.1..+0.1 not better")
+
+
+def test_agent_is_asked_for_a_run_only(home: Path) -> None:
+    assert "a version has its agent already" in said("promote", "Help Desk", "v1", "--agent", "X", code=2)
 
 
 def test_a_forced_promotion_is_shown_for_ever(home: Path) -> None:
