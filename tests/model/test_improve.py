@@ -18,10 +18,11 @@ import pytest
 from praisonaiagents import Agent
 
 import praison_agent_rl as rl
+from praison_agent_rl import registry
 from praison_agent_rl.data import read_rows
 from praison_agent_rl.errors import AgentError, ConfigError, DataError, RewardError
 from praison_agent_rl.improvement import Improvement
-from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.runs import HOME, RunFolder
 from praison_agent_rl.swap import fresh_copy
 from tests.fakes import FakeServer
 
@@ -131,6 +132,25 @@ def test_a_second_improvement_trains_what_the_first_made(project: Path, tiny_mod
     assert "[A|" not in agent.chat("who are you?"), "after the second way back, the first version answers"
     first.rollback()
     assert agent.chat("and now?").startswith("[A|m1]")
+
+
+def test_other_weights_must_beat_the_version_that_answers_and_force_is_written_down(
+    project: Path, tiny_model: Path, untied_model: Path, server_a: FakeServer
+) -> None:
+    options = {**SETTINGS, "data": PROMPTS, "reward_funcs": ["tinyrewards:letters"], "swap": False, "promote": True}
+    first = helper(server_a).improve(base_model=str(tiny_model), **options)
+    assert first.version == "v1" and first.promoted and not first.swapped_in
+    short = {**options, "max_steps": 2, "learning_rate": 1e-3}
+    other = helper(server_a).improve(base_model=str(untied_model), **short)
+    assert other.version is None and RunFolder(other.run).plan.incumbent == "v1"
+    assert other.verdict.status in ("not better", "worse", "undecided")
+    assert [pointer.version for pointer in registry.history(HOME, "Helper")] == ["v1"]
+
+    forced = helper(server_a).improve(base_model=str(untied_model), force=True, **short)
+    assert forced.version == "v2" and forced.promoted and "BY FORCE" in str(forced)
+    assert forced.verdict.forced and "force" in forced.report.read_text()
+    assert registry.history(HOME, "Helper")[-1].forced
+    assert registry.read_version(HOME, "Helper", "v2").verdict.forced
 
 
 def test_a_model_that_is_not_better_is_not_swapped_in(project: Path, tiny_model: Path, server_a: FakeServer) -> None:
