@@ -128,7 +128,8 @@ def _on_the_hub(name: str) -> str:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
     except ImportError as error:
         raise MissingExtra(f'hub names need {error.name}: pip install "praison-agent-rl[train]"') from error
-    unreachable = f"{name!r} is no folder here, not in the local cache of hub models, and the hub cannot be asked"
+    unreachable = f"{name!r} is not in the local cache of hub models and the hub cannot be asked"
+    elsewhere = "there is no folder of that name here either; give a local folder or GGUF file"
     try:
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             return name
@@ -136,14 +137,14 @@ def _on_the_hub(name: str) -> str:
     except HFValidationError as error:
         raise ModelError(f"{name!r} is neither a folder nor a valid hub name") from error
     except OfflineModeIsEnabled as error:
-        raise ModelError(f"{unreachable} (HF_HUB_OFFLINE is set); give a local folder or GGUF file") from error
+        raise ModelError(f"{unreachable} (HF_HUB_OFFLINE is set); {elsewhere}") from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "an error"
         raise ModelError(
             f"the hub has no model {name!r} for you (it answered {status}); check the name, or log in"
         ) from error
     except (OSError, HTTPError) as error:  # by requests or by httpx, by release
-        raise ModelError(f"{unreachable} ({type(error).__name__}); give a local folder or GGUF file") from error
+        raise ModelError(f"{unreachable} ({type(error).__name__}); {elsewhere}") from error
     return name
 
 

@@ -87,7 +87,8 @@ def test_an_agent_is_improved_swapped_and_rolled_back(project: Path, tiny_model:
 
     assert isinstance(result, Improvement)
     assert result.new_score > result.base_score + 0.2
-    assert str(result).startswith("v1: ") and str(result).endswith("swapped in") and "\n" not in str(result)
+    assert str(result).startswith("v1: ") and "), swapped in" in str(result) and "\n" not in str(result)
+    assert "signs of cheating: template answers" in str(result), "a reward for letters is won by repeating them"
     assert result.version == "v1" and result.swapped_in and result.report.exists()
     assert agent.chat_history == history, "asking how the agent asks leaves no trace"
     assert all("Say something" not in str(request) for request in server_a.requests), "no training prompt went out"

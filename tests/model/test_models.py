@@ -94,7 +94,9 @@ def test_a_gguf_file_is_found_whatever_the_case_of_its_ending(in_tmp):
 def test_a_hub_name_that_is_not_cached_is_refused_without_a_network(in_tmp):
     text = refusal(find_weights, "nobody-at-all/no-such-model")
     assert text.startswith("'nobody-at-all/no-such-model' is not in the local cache of hub models")
-    assert text.endswith("(HF_HUB_OFFLINE is set); give a local folder or GGUF file")
+    assert text.endswith(
+        "(HF_HUB_OFFLINE is set); there is no folder of that name here either; give a local folder or GGUF file"
+    )
 
 
 def test_a_name_that_no_hub_could_have_is_refused(in_tmp):
