@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import FakeServer
+from tests.fakes import FakeServer, garbage_collected_only_afterwards
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -41,6 +41,17 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PRAISON_AGENT_RL_CACHE", str(tmp_path / "cache"))
     return tmp_path
+
+
+@pytest.fixture
+def agents_around(monkeypatch: pytest.MonkeyPatch, in_tmp: Path, server_a: FakeServer) -> Iterator[None]:
+    """What the agents find around them names server A and its key, and nothing else of a provider."""
+    for name in [n for n in os.environ if n.startswith(("OPENAI_", "OLLAMA_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OPENAI_BASE_URL", server_a.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "key-a")
+    with garbage_collected_only_afterwards():
+        yield
 
 
 @pytest.fixture(scope="session")

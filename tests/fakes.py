@@ -1,12 +1,13 @@
 """A fake OpenAI-compatible server on 127.0.0.1 that remembers what it was sent and says who it is."""
 
+import asyncio
 import contextlib
 import gc
 import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -252,6 +253,19 @@ def add(a: int, b: int) -> int:
 
 AGENT_KINDS = ("environment", "provider", "dict", "hosted_vllm", "bare", "finished", "subclass")
 """Ways to say what answers an agent; the first and the last take the framework's OpenAI client, the others litellm."""
+
+
+STYLES: dict[str, Callable[[Any, str], Any]] = {
+    "chat": lambda agent, text: agent.chat(text),
+    "chat streaming": lambda agent, text: agent.chat(text, stream=True),
+    "achat": lambda agent, text: asyncio.run(agent.achat(text)),
+    "achat streaming": lambda agent, text: asyncio.run(agent.achat(text, stream=True)),
+    "iter_stream": lambda agent, text: "".join(agent.iter_stream(text)),
+    "start": lambda agent, text: agent.start(text),
+    "start streaming": lambda agent, text: "".join(agent.start(text, stream=True)),
+    "astart": lambda agent, text: asyncio.run(agent.astart(text)),
+}
+"""Ways to let an agent take a turn and wait for its answer."""
 
 
 def build_agent(kind: str, url: str, **options: Any) -> Any:

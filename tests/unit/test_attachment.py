@@ -1,9 +1,7 @@
 """An agent follows its current version: no turn is lost, each is answered by one model, and old servers end."""
 
-import asyncio
 import gc
 import logging
-import os
 import re
 import threading
 import time
@@ -22,32 +20,13 @@ from praison_agent_rl.publishing import publish_version
 from praison_agent_rl.sent import sent_requests
 from praison_agent_rl.server_pool import ServerPool
 from praison_agent_rl.swap import WRITTEN_NAMES, fresh_copy, route_of, server_of, swap_model
-from tests.fakes import AGENT_KINDS, FakeServer, FakeStart, build_agent, garbage_collected_only_afterwards
+from tests.fakes import AGENT_KINDS, STYLES, FakeServer, FakeStart, build_agent
 from tests.finished_runs import finished_run, flip_a_byte, weights_in
 
 PATHS = ("environment", "provider")  # one kind for each of the framework's two clients
 NAME = "helper"
 
-STYLES: dict[str, Callable[[Any, str], Any]] = {
-    "chat": lambda agent, text: agent.chat(text),
-    "chat streaming": lambda agent, text: agent.chat(text, stream=True),
-    "achat": lambda agent, text: asyncio.run(agent.achat(text)),
-    "achat streaming": lambda agent, text: asyncio.run(agent.achat(text, stream=True)),
-    "iter_stream": lambda agent, text: "".join(agent.iter_stream(text)),
-    "start": lambda agent, text: agent.start(text),
-    "start streaming": lambda agent, text: "".join(agent.start(text, stream=True)),
-    "astart": lambda agent, text: asyncio.run(agent.astart(text)),
-}
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, in_tmp: Path, server_a: FakeServer) -> Iterator[None]:
-    for name in [n for n in os.environ if n.startswith(("OPENAI_", "OLLAMA_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("OPENAI_BASE_URL", server_a.url)
-    monkeypatch.setenv("OPENAI_API_KEY", "key-a")
-    with garbage_collected_only_afterwards():
-        yield
+pytestmark = pytest.mark.usefixtures("agents_around")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import os
 import re
 import threading
 import time
@@ -28,7 +27,7 @@ from praison_agent_rl.records import PlannedReward, Pointer
 from praison_agent_rl.runs import write_record
 from praison_agent_rl.swap import Route
 from praison_agent_rl.transcripts import TranscriptWriter, feedback, read_runs
-from tests.fakes import FakeServer, FakeStart, build_agent, garbage_collected_only_afterwards
+from tests.fakes import FakeServer, FakeStart, build_agent
 from tests.finished_runs import finished_run, weights_in
 
 KINDS = ("environment", "provider", "dict", "hosted_vllm", "bare", "finished", "subclass", "responses")
@@ -46,15 +45,10 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, in_tmp: Path, server_a: FakeServer) -> Iterator[None]:
+def environment(agents_around: None) -> Iterator[None]:
     from praison_agent_rl import capture
 
-    for name in [n for n in os.environ if n.startswith(("OPENAI_", "OLLAMA_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("OPENAI_BASE_URL", server_a.url)
-    monkeypatch.setenv("OPENAI_API_KEY", "key-a")
-    with garbage_collected_only_afterwards():
-        yield
+    yield
     for recording in capture.recordings.open_recordings():
         recording.stop()
 

@@ -5,7 +5,6 @@ import contextlib
 import inspect
 import json
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from praison_agent_rl import capture
 from praison_agent_rl.capture import TAPS, last_run, record
 from praison_agent_rl.errors import AgentError, ConfigError
 from praison_agent_rl.transcripts import read_calls, read_runs
-from tests.fakes import LOGPROBS, USAGE, FakeServer, build_agent, garbage_collected_only_afterwards
+from tests.fakes import LOGPROBS, USAGE, FakeServer, build_agent
 
 PATHS = ("environment", "provider")  # one kind for each of the framework's two clients
 KINDS = ("environment", "provider", "dict", "hosted_vllm", "finished", "subclass", "responses")
@@ -74,13 +73,8 @@ class Notebook:
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, in_tmp: Path, server_a: FakeServer) -> Iterator[None]:
-    for name in [n for n in os.environ if n.startswith(("OPENAI_", "OLLAMA_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("OPENAI_BASE_URL", server_a.url)
-    monkeypatch.setenv("OPENAI_API_KEY", "key-a")
-    with garbage_collected_only_afterwards():
-        yield
+def environment(agents_around: None) -> Iterator[None]:
+    yield
     for recording in capture.open_recordings():
         recording.stop()
 

@@ -1,10 +1,7 @@
 """What an agent would send is found out exactly, and finding it out leaves agent, tools and server alone."""
 
 import json
-import os
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,21 +10,13 @@ from praisonaiagents.hooks import HookEvent, HookRegistry, HookResult
 
 from praison_agent_rl.errors import AgentError
 from praison_agent_rl.sent import sent_requests
-from tests.fakes import AGENT_KINDS, FakeServer, build_agent, garbage_collected_only_afterwards
+from tests.fakes import AGENT_KINDS, FakeServer, build_agent
 
 PATHS = ("environment", "provider")  # one kind for each of the framework's two clients
 PROMPTS = ["What is 2+3? TOOL", 'Ünïcödé: "{braces}" \\n \U0001f600', "first line\nsecond line\n", "x" * 5000]
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, in_tmp: Path, server_a: FakeServer) -> Iterator[None]:
-    """What the agents find around them names server A and its key, and nothing else of a provider."""
-    for name in [n for n in os.environ if n.startswith(("OPENAI_", "OLLAMA_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("OPENAI_BASE_URL", server_a.url)
-    monkeypatch.setenv("OPENAI_API_KEY", "key-a")
-    with garbage_collected_only_afterwards():
-        yield
+pytestmark = pytest.mark.usefixtures("agents_around")
 
 
 def really_sent(kind: str, prompt: str, server: FakeServer, **options: Any) -> dict[str, Any]:

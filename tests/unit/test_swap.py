@@ -1,15 +1,12 @@
 """A live agent answers from another server after a swap and from its own after the undo, whatever way it is asked."""
 
-import asyncio
 import gc
 import json
-import os
 import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,31 +15,11 @@ from praisonaiagents import Agent, AgentTeam
 
 from praison_agent_rl.errors import AgentError
 from praison_agent_rl.swap import WRITTEN_NAMES, check_swappable, server_of, swap_model
-from tests.fakes import AGENT_KINDS, FakeServer, build_agent, garbage_collected_only_afterwards
+from tests.fakes import AGENT_KINDS, STYLES, FakeServer, build_agent
 
 PATHS = ("environment", "provider")  # one kind for each of the framework's two clients
 
-STYLES: dict[str, Callable[[Any, str], Any]] = {
-    "chat": lambda agent, text: agent.chat(text),
-    "chat streaming": lambda agent, text: agent.chat(text, stream=True),
-    "achat": lambda agent, text: asyncio.run(agent.achat(text)),
-    "achat streaming": lambda agent, text: asyncio.run(agent.achat(text, stream=True)),
-    "iter_stream": lambda agent, text: "".join(agent.iter_stream(text)),
-    "start": lambda agent, text: agent.start(text),
-    "start streaming": lambda agent, text: "".join(agent.start(text, stream=True)),
-    "astart": lambda agent, text: asyncio.run(agent.astart(text)),
-}
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, in_tmp: Path, server_a: FakeServer) -> Iterator[None]:
-    """What the agents find around them names server A and its key, and nothing else of a provider."""
-    for name in [n for n in os.environ if n.startswith(("OPENAI_", "OLLAMA_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("OPENAI_BASE_URL", server_a.url)
-    monkeypatch.setenv("OPENAI_API_KEY", "key-a")
-    with garbage_collected_only_afterwards():
-        yield
+pytestmark = pytest.mark.usefixtures("agents_around")
 
 
 @pytest.fixture
