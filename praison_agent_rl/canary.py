@@ -5,6 +5,7 @@ Which of an agent's turns go to the candidate is decided in `capture.routes`; he
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from praison_agent_rl.errors import ConfigError, DataError, RewardError
 from praison_agent_rl.intervals import unpaired_interval
 from praison_agent_rl.records import FEWEST_PROMPTS, Interval, Plan, Pointer, Record, Run, Version
 from praison_agent_rl.registry import agent_folder, list_versions, read_version
-from praison_agent_rl.rewards import Reward, prepare, total
+from praison_agent_rl.rewards import Reward, as_entry, prepare, total
 from praison_agent_rl.runs import HOME, read_record
 from praison_agent_rl.transcripts import read_runs
 
@@ -278,8 +279,8 @@ def _rewards(given: Any, home: Path, agent: str, version: str, runs: Sequence[Ru
     rewards, notes = [], []
     for plan in planned:
         try:
-            reward = prepare([plan.spec], weights=[plan.weight], prompts=prompts, columns={})[0]
-            rewards.append(Reward(reward.fn, plan.name, plan.weight, reward.shape))
+            reward = prepare([as_entry(plan)], weights=[plan.weight], prompts=prompts, columns={})[0]
+            rewards.append(replace(reward, name=plan.name))
         except (RewardError, IndexError) as error:
             notes.append(f"the reward {plan.name} is left out: {error}")
     return rewards, notes

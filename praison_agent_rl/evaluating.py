@@ -28,7 +28,7 @@ from praison_agent_rl.progress import RunProgress
 from praison_agent_rl.records import FEWEST_PROMPTS, Comparison, Plan, Verdict, Version
 from praison_agent_rl.registry import find_version, model_of
 from praison_agent_rl.report import write_report
-from praison_agent_rl.rewards import require, resolve_all
+from praison_agent_rl.rewards import as_entry, require, resolve_all
 from praison_agent_rl.runs import HOME, RunFolder, read_record
 from praison_agent_rl.swap import server_of
 from praison_agent_rl.upkeep import check_base
@@ -239,9 +239,9 @@ def _as_it_was_judged(version: Version, given: dict[str, Any], *, with_settings:
                 "reward_funcs="
             )
         scorers = {
-            "reward_funcs": [reward.spec for reward in plan.rewards],
+            "reward_funcs": [as_entry(reward) for reward in plan.rewards],
             "reward_weights": [reward.weight for reward in plan.rewards],
-            "judge_funcs": [judge.spec for judge in plan.judges] or None,
+            "judge_funcs": [as_entry(judge) for judge in plan.judges] or None,
         }
         given = {**{name: value for name, value in scorers.items() if value}, **given}
     elif with_settings:

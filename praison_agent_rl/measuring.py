@@ -28,7 +28,7 @@ from praison_agent_rl.gate import Evidence, judge
 from praison_agent_rl.models import load_tokenizer, plain_weights
 from praison_agent_rl.past import VERSION_COLUMN
 from praison_agent_rl.records import Answer, PlannedReward
-from praison_agent_rl.rewards import Reward, Shape, resolve
+from praison_agent_rl.rewards import Reward, Shape, as_entry, resolve
 from praison_agent_rl.runs import RunFolder, write_record
 
 GUARD_KINDS = ("control", "earlier")
@@ -127,7 +127,18 @@ def rows_as_asked(run: RunFolder, path: Path) -> list[Row]:
 
 def as_rewards(planned: Sequence[PlannedReward]) -> list[Reward]:
     """Planned rewards, found again by their names; raises RewardError."""
-    return [Reward(resolve(p.spec), p.name, p.weight, Shape(p.prompts, p.completions)) for p in planned]
+    return [
+        Reward(
+            resolve(as_entry(plan)),
+            plan.name,
+            plan.weight,
+            Shape(plan.prompts, plan.completions),
+            renamed=plan.columns,
+            deterministic=plan.deterministic,
+            by_sample=plan.by_sample,
+        )
+        for plan in planned
+    ]
 
 
 _CONTROL = Manner(at_most=CONTROL_TOKENS, strict=False)

@@ -1,5 +1,6 @@
 """What an agent's past brings to a run: prompts that earlier versions were judged on, and answers of what runs now."""
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -179,5 +180,7 @@ def _asked(row: Row) -> str:
     return prompt_key({"prompt": prompt})
 
 
-def _alike(rewards: Sequence[PlannedReward]) -> tuple[tuple[str | None, float], ...]:
-    return tuple(sorted((reward.spec or reward.name, reward.weight) for reward in rewards))
+def _alike(rewards: Sequence[PlannedReward]) -> tuple[tuple[str, str, float], ...]:
+    """What tells the rewards of two versions apart."""
+    found = ((r.spec or r.name, json.dumps([r.parameters, r.columns], sort_keys=True), r.weight) for r in rewards)
+    return tuple(sorted(found))

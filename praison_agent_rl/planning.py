@@ -35,7 +35,7 @@ from praison_agent_rl.preflight import (
     check_tokenizer,
 )
 from praison_agent_rl.records import GateRules, Plan, PlannedReward
-from praison_agent_rl.rewards import Reward, prepare, require, resolve_all, spec_of
+from praison_agent_rl.rewards import Reward, listed_specs, portable, prepare, require, resolve_all
 from praison_agent_rl.runs import HOME, RunFolder, now, slug, write_record
 from praison_agent_rl.weight_files import read_config
 
@@ -359,14 +359,20 @@ def _judges_of(draft: Draft) -> list[PlannedReward]:
 
 
 def _planned(given: Any, rewards: Sequence[Reward]) -> list[PlannedReward]:
-    specs = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
-    return [
-        PlannedReward(
-            spec=spec.strip() if isinstance(spec, str) else spec_of(spec),
-            name=reward.name,
-            weight=reward.weight,
-            prompts=reward.shape.prompts,
-            completions=reward.shape.completions,
+    planned = []
+    for entry, reward in zip(listed_specs(given), rewards, strict=True):
+        spec, parameters = portable(entry)
+        planned.append(
+            PlannedReward(
+                spec=spec,
+                name=reward.name,
+                weight=reward.weight,
+                prompts=reward.shape.prompts,
+                completions=reward.shape.completions,
+                parameters=parameters if spec else {},
+                columns=dict(reward.renamed),
+                deterministic=reward.deterministic,
+                by_sample=reward.by_sample,
+            )
         )
-        for spec, reward in zip(specs, rewards, strict=True)
-    ]
+    return planned

@@ -30,6 +30,14 @@ class PlannedReward(Record):
     """Form in which it reads prompts."""
     completions: Literal["text", "messages"]
     """Form in which it reads completions."""
+    parameters: dict[str, Any] = {}
+    """What the function is called with besides, or its class is made with."""
+    columns: dict[str, str] = {}
+    """Which column of the dataset fills which parameter, where the two are called differently."""
+    deterministic: bool = True
+    """Whether two calls with the same gave the same, when it was tried."""
+    by_sample: bool = True
+    """Whether the score of an answer does not depend on the others of the call."""
 
 
 class Plan(Record):

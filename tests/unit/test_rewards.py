@@ -843,7 +843,17 @@ def test_a_reward_that_works_in_no_form_is_told_with_every_attempt():
         "  messages prompts, text completions",
         "  text prompts, messages completions",
     ]
-    assert [line.split(": ")[3].split(" ")[0] for line in attempts] == ["list", "str", "str", "list"]
+    assert [line.split(": ")[2].split(" ")[0] for line in attempts] == ["list", "str", "str", "list"]
+
+
+def test_a_cause_that_is_the_same_in_every_form_is_told_once():
+    def fn(completions):
+        return 1 / 0
+
+    assert refusal(find_shape, fn, CHAT, {}) == (
+        "reward 'fn' fails on sample answers in every form: ZeroDivisionError: division by zero "
+        "(first completion: 'Yes.')"
+    )
 
 
 def test_a_reward_without_a_sample_prompt_cannot_be_tried():
@@ -913,8 +923,8 @@ def test_every_failure_of_every_reward_is_told_at_once():
     ).splitlines()
     assert lines[0].startswith("cannot import 'nomodule'")
     assert lines[1] == "4 reward_funcs but 1 reward_weights"
-    assert lines[2] == "reward 'broken' fails on sample answers in every form:"
-    assert lines[7:] == ["reward 'gold' needs the column 'gold'; the dataset has: prompt"]
+    assert lines[2].startswith("reward 'broken' fails on sample answers in every form: ValueError: no")
+    assert lines[3:] == ["reward 'gold' needs the column 'gold'; the dataset has: prompt"]
 
 
 def test_a_wrong_number_of_weights_is_refused():
