@@ -1,13 +1,17 @@
 """What recording costs a call, and how fast a dataset is built.
 
     python benchmarks/recording.py [CALLS ...]      by default 10000 100000 1000000 recorded calls for the build
+    python benchmarks/recording.py --turns          the first table only
 
-The first table: added time per call (difference of the medians of 600 turns each, in alternating rounds), recording on
-against off, against one fake server on this machine. The second: calls a second and peak memory of a build that leaves
-out exact duplicates, in a process of its own; by CPU time too, which tells more where others use the machine.
+The first table: what recording adds to a turn as its agent sees it (median and quartiles of the differences of rounds
+of ten turns each, recording on against off in turn), and what of it each part of recording is. A fake server in a
+process of its own, as a provider is, answers after 20 ms; a provider takes longer, which leaves more time for what is
+done while a reply is awaited. The second: calls a second and peak memory of a build that leaves out exact duplicates,
+in a process of its own; by CPU time too, which tells more where others use the machine.
 """
 
 import asyncio
+import contextlib
 import os
 import platform
 import resource
@@ -16,34 +20,150 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the tests' fake server
 
-ROUNDS, CALLS_A_ROUND = 40, 15  # many short rounds: what else the machine does meets both sides alike
+ROUNDS, CALLS_A_ROUND = 40, 10  # many short rounds: what else the machine does meets both sides alike
+DELAY = 0.02
+"""Seconds after which the server answers."""
 FILLER = "The quick brown fox jumps over the lazy dog while the agent thinks about its next answer. " * 2
 PARAMETERS = {"city": {"type": "string"}, "day": {"type": "integer"}}
 TOOL = {"name": "get_weather", "description": "Weather of a city on a day.",
         "parameters": {"type": "object", "required": ["city"], "properties": PARAMETERS}}  # fmt: skip
 
 
-def added_time(style: str, history: int) -> tuple[float, float]:
-    """Median seconds of a turn without recording, and how much recording adds, with ``history`` messages sent."""
+PHASES = ("open_turn", "open_call", "answered", "close")
+
+
+class Added(NamedTuple):
+    """What recording adds to a turn, in seconds."""
+
+    off: float
+    """Median of a turn without recording."""
+    low: float
+    wall: float
+    high: float
+    """Quartiles of what a round's median turn took more than that of the round before it, without recording."""
+    cpu: float
+    """Median of the same, by the CPU time of the agent's thread."""
+    phases: list[float]
+    """Median of each of `PHASES`: what the agent waits for, without what else it meets (caches, other threads)."""
+
+
+def added_time(style: str, history: int, url: str) -> Added:
+    """What recording adds to a turn in which ``history`` messages are sent."""
     import praison_agent_rl as rl
+
+    with tempfile.TemporaryDirectory() as store:
+        os.environ.update(OPENAI_BASE_URL=url, OPENAI_API_KEY="k", SSL_CERT_FILE=_one_certificate(store))
+        ask = _asker(style, history)
+        rounds: list[tuple[_Round, _Round]] = []
+        _round(ask)
+        for _ in range(ROUNDS):
+            off = _round(ask)
+            with rl.record(store=store):
+                rounds.append((off, _round(ask)))
+        with rl.record(store=store), _timed_phases() as took:
+            for _ in range(4):
+                _round(ask)
+    low, wall, high = statistics.quantiles([on.wall - off.wall for off, on in rounds], n=4)
+    cpu = statistics.median(on.cpu - off.cpu for off, on in rounds)
+    phases = [statistics.median(took[name]) for name in PHASES]
+    return Added(statistics.median(off.wall for off, _ in rounds), low, wall, high, cpu, phases)
+
+
+class _Round(NamedTuple):
+    wall: float
+    cpu: float
+
+
+def _round(ask: Callable[[], Any]) -> _Round:
+    """Median seconds of a turn, and of its thread's CPU time in it."""
+    walls, cpus = [], []
+    for _ in range(CALLS_A_ROUND):
+        cpu, start = time.thread_time(), time.perf_counter()
+        ask()
+        walls.append(time.perf_counter() - start)
+        cpus.append(time.thread_time() - cpu)
+    return _Round(statistics.median(walls), statistics.median(cpus))
+
+
+@contextlib.contextmanager
+def _timed_phases() -> Iterator[dict[str, list[float]]]:
+    """What each part of recording takes within the block."""
+    from praison_agent_rl.capture import calls, recordings, turns
+
+    owners: tuple[Any, ...] = (turns, calls, recordings.PendingCall, recordings.Turn)
+    originals = [getattr(owner, name) for owner, name in zip(owners, PHASES, strict=True)]
+    took: dict[str, list[float]] = {name: [] for name in PHASES}
+
+    def timed(original: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                times.append(time.perf_counter() - start)
+
+        return measured
+
+    for owner, name, original in zip(owners, PHASES, originals, strict=True):
+        setattr(owner, name, timed(original, took[name]))
+    try:
+        yield took
+    finally:
+        for owner, name, original in zip(owners, PHASES, originals, strict=True):
+            setattr(owner, name, original)
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[str]:
+    """The address of a fake server in a process of its own: it shares no interpreter's lock with the agent."""
+    words = [sys.executable, __file__, "--serve"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.stdin.close()  # at which it ends
+
+
+def serve() -> None:
+    """What that process does."""
     from tests.fakes import FakeServer
 
-    with FakeServer("A") as server, tempfile.TemporaryDirectory() as store:
-        os.environ.update(OPENAI_BASE_URL=server.url, OPENAI_API_KEY="k", SSL_CERT_FILE=_one_certificate(store))
-        ask = _asker(style, history)
-        off, on = [], []
-        _times(ask)
-        for _ in range(ROUNDS):
-            off += _times(ask)
-            with rl.record(store=store):
-                on += _times(ask)
-        return statistics.median(off), statistics.median(on) - statistics.median(off)
+    class Slow(FakeServer):
+        def reply_to(self, request: dict[str, Any]) -> dict[str, Any]:
+            for kept in (self.requests, self.answers, self.bodies, self.keys):
+                kept.clear()
+            time.sleep(DELAY)
+            return super().reply_to(request)
+
+    with Slow("A") as server:
+        print(server.url, flush=True)
+        sys.stdin.read()
+
+
+def print_turns() -> None:
+    """Measure, and print the first table."""
+    titles = (
+        "turn",
+        "messages sent",
+        "without recording, ms",
+        "recording adds, us (quartiles)",
+        "CPU of it, us",
+        *PHASES,
+    )
+    print(f"| {' | '.join(titles)} |\n|{' --- |' * len(titles)}")
+    with _server() as url:
+        for style in ("sync", "async"):
+            for history in (4, 20, 100):
+                found = added_time(style, history, url)
+                spread = f"{found.wall * 1e6:.0f} ({found.low * 1e6:.0f} to {found.high * 1e6:.0f})"
+                phases = " | ".join(f"{seconds * 1e6:.0f}" for seconds in found.phases)
+                print(f"| {style} | {history} | {found.off * 1e3:.2f} | {spread} | {found.cpu * 1e6:.0f} | {phases} |",
+                      flush=True)  # fmt: skip
 
 
 def _one_certificate(folder: str) -> str:
@@ -77,15 +197,6 @@ def _asker(style: str, history: int) -> Callable[[], Any]:
         loop.run_until_complete(agent.achat("And now?"))
 
     return sync if style == "sync" else through_loop
-
-
-def _times(ask: Callable[[], Any]) -> list[float]:
-    times = []
-    for _ in range(CALLS_A_ROUND):
-        start = time.perf_counter()
-        ask()
-        times.append(time.perf_counter() - start)
-    return times
 
 
 def write_store(store: Path, calls: int, calls_a_run: int = 4) -> None:
@@ -150,12 +261,13 @@ def main() -> None:
     if sys.argv[1:2] == ["--build"]:
         build(*sys.argv[2:4])
         return
+    if sys.argv[1:] == ["--serve"]:
+        serve()
+        return
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
-    print("| turn | messages sent | without recording, ms | recording adds, microseconds |\n| --- | --- | --- | --- |")
-    for style in ("sync", "async"):
-        for history in (4, 20, 100):
-            off, added = added_time(style, history)
-            print(f"| {style} | {history} | {off * 1e3:.2f} | {added * 1e6:.0f} |", flush=True)
+    print_turns()
+    if sys.argv[1:] == ["--turns"]:
+        return
     print()
     counts = map(int, sys.argv[1:] or ("10000", "100000", "1000000"))
     print_builds([*((count, 4) for count in counts), (100_000, 2), (100_000, 10)])

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from praison_agent_rl.evaluating import Evaluation
     from praison_agent_rl.improvement import Improvement
     from praison_agent_rl.records import Feedback, Pointer, Run, Version
+    from praison_agent_rl.trained_rewards import TrainedReward
+    from praison_agent_rl.trying import Trials
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,6 +33,8 @@ __all__ = [
     "read_runs",
     "record",
     "rollback",
+    "sample_pairs",
+    "try_rewards",
     "versions",
 ]
 
@@ -57,13 +61,13 @@ def feedback(run: Any, **said: Any) -> "Feedback":
 
 
 def build_dataset(*store: Any, **options: Any) -> "BuiltDataset":
-    """Make a dataset of prompts from recorded runs; see `praison_agent_rl.dataset_building.build_dataset`."""
+    """Make a dataset of prompts or pairs from recorded runs; see `praison_agent_rl.dataset_building.build_dataset`."""
     from praison_agent_rl import dataset_building
 
     return dataset_building.build_dataset(*store, **options)
 
 
-def improve(agent: Any, **options: Any) -> "Improvement":
+def improve(agent: Any, **options: Any) -> "Improvement | TrainedReward":
     """Train the model beneath ``agent`` and swap it in if it is better; see `praison_agent_rl.improvement.improve`.
 
     The usual call is ``improve(agent, reward_funcs=["myproject.rewards:length_penalty"])`` for a recorded agent, with
@@ -110,6 +114,26 @@ def evaluate(subject: Any, **options: Any) -> "Evaluation":
     from praison_agent_rl import evaluating
 
     return evaluating.evaluate(subject, **options)
+
+
+def sample_pairs(model: Any, reward_funcs: Any, **options: Any) -> "BuiltDataset":
+    """Preference pairs from answers of an agent's model to its recorded prompts, the best against the worst by rewards.
+
+    ``model`` is the agent, or its weights by name; what else a `pair_sampling.Sampling` holds, and ``store``, ``out``
+    and ``runs`` of `pair_sampling.sample_pairs`, are keywords.
+    """
+    from praison_agent_rl import pair_sampling
+
+    places = {name: options.pop(name) for name in ("store", "out", "options", "runs") if name in options}
+    sampling = pair_sampling.Sampling(model=model, reward_funcs=reward_funcs, **options)
+    return pair_sampling.sample_pairs(sampling, **places)
+
+
+def try_rewards(*rewards: Any, **options: Any) -> "Trials":
+    """Try rewards before anything is trained, on recorded answers or others; see `praison_agent_rl.trying`."""
+    from praison_agent_rl import trying
+
+    return trying.try_rewards(*rewards, **options)
 
 
 def _last_run(agent: Any) -> str | None:

@@ -13,7 +13,8 @@ from praison_agent_rl.data import Row
 from praison_agent_rl.errors import DataError, ModelError
 from praison_agent_rl.models import load_model, load_tokenizer, plain_weights, render_prompts
 from praison_agent_rl.records import Plan
-from praison_agent_rl.shared_prefix import completion_states, sample_completions, until_end, why_not_shareable
+from praison_agent_rl.shareable import why_not_shareable
+from praison_agent_rl.shared_prefix import completion_states, sample_completions, until_end
 
 if TYPE_CHECKING:
     import torch
@@ -174,9 +175,9 @@ def _mean_log_probs(engine: Engine, prompts: list[list[int]], completions: list[
     import torch
 
     model = engine.model
-    if why_not_shareable(model) is not None or min(map(len, prompts)) < 2:
-        return [_mean_log_prob(model, prompt, ids) for prompt, ids in zip(prompts, completions, strict=True)]
     width, pad = max(map(len, completions)), engine.tokenizer.pad_token_id
+    if not _shareable(model, prompts, width):
+        return [_mean_log_prob(model, prompt, ids) for prompt, ids in zip(prompts, completions, strict=True)]
     tokens = torch.tensor([ids + [pad] * (width - len(ids)) for ids in completions], device=model.device)
     mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in completions], device=model.device)
     states = completion_states(model, prompts, tokens, mask, pad=pad)
@@ -216,7 +217,7 @@ def _complete(model: Any, prompts: list[list[int]], settings: Any, eos: list[int
     import torch
 
     pad = settings.pad_token_id
-    if why_not_shareable(model) is None and min(map(len, prompts)) >= 2:
+    if _shareable(model, prompts, settings.max_new_tokens):
         return sample_completions(model, prompts, generation_config=settings, pad=pad, eos=eos)
     width = max(map(len, prompts))
     ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=model.device)
@@ -225,6 +226,12 @@ def _complete(model: Any, prompts: list[list[int]], settings: Any, eos: list[int
         output = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
     ends = set(eos)
     return [until_end(row, ends) for row in output[:, width:].tolist()]
+
+
+def _shareable(model: Any, prompts: list[list[int]], completion: int) -> bool:
+    """Whether prompts can be computed once that are followed by as many tokens as ``completion``, or fewer."""
+    lengths = [len(prompt) for prompt in prompts]
+    return min(lengths) >= 2 and why_not_shareable(model, longest=max(lengths) + completion) is None
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> list[int]:

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from praison_agent_rl import cli_recorded, cli_serve, cli_versions
+from praison_agent_rl import cli_doctor, cli_recorded, cli_rewards, cli_serve, cli_versions
 from praison_agent_rl.agents import find_agent
 from praison_agent_rl.errors import ConfigError, PraisonRLError
 from praison_agent_rl.runs import HOME
@@ -28,8 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Make a praisonaiagents agent better at its own job: train the model beneath it, prove it, swap it in.",
 )
-console = Console(soft_wrap=True)
-errors = Console(stderr=True, soft_wrap=True)
+console = Console(soft_wrap=True, emoji=False)
+errors = Console(stderr=True, soft_wrap=True, emoji=False)
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """click's, of the copy of click that typer brings along or of the installed one, by release."""
@@ -121,15 +121,9 @@ def demo(debug: Debug = False) -> None:
     _guard(debug, _demo)
 
 
-@app.command()
-def doctor(debug: Debug = False) -> None:
-    """Say what can run here and what each part that cannot lacks."""
-    _guard(debug, _doctor)
-
-
 def _train(config: Path | None, *, dry_run: bool, resume: Path | None, overrides: list[str]) -> None:
     from praison_agent_rl import planning
-    from praison_agent_rl.improvement import carry_out, finish, resume_run
+    from praison_agent_rl.improvement import carry_out, outcome_of, resume_run
 
     if resume is not None:
         if config is not None or overrides or dry_run:
@@ -153,25 +147,32 @@ def _train(config: Path | None, *, dry_run: bool, resume: Path | None, overrides
         _say(f"run folder: {run.root}")
         with RunProgress() as progress:
             carry_out(draft, run, progress)
-        _say_outcome(finish(run) if draft.held_out else run)
+        _say_outcome(outcome_of(run) if draft.held_out else run)
 
 
 def _say_outcome(result: Any) -> None:
     from praison_agent_rl.improvement import Improvement
-    from praison_agent_rl.report import verdict, write_report
+    from praison_agent_rl.report import outcome_in_words, write_report
     from praison_agent_rl.runs import RunFolder
+    from praison_agent_rl.trained_rewards import TrainedReward
 
+    if isinstance(result, TrainedReward):
+        _say(f"{result}\nreport: {result.report}")
+        _say_reward(result)
+        return
     if isinstance(result, Improvement):
         run = RunFolder(result.run)
-        _say(verdict(result.comparison, result.verdict))
+        _say(outcome_in_words(run))
     else:
         run = result
         write_report(run)
-        _say(verdict(None))
+        _say(outcome_in_words(run))
     _say(f"adapter: {run.adapter}\nreport: {run.report}")
     if isinstance(result, Improvement) and result.version:
         _say(str(result))
         _say_version(str(run.plan.agent), result)
+    elif run.plan.config.get("method") == "reward":
+        _say(f"model: {run.merged}\nuse it with: reward_funcs: [{shlex.quote(str(run.merged))}]")
     elif (model := run.merged if run.merged.exists() else _model_made_of(run)) is not None:
         _say(f"merged model: {model}\nserve it with: transformers serve {shlex.quote(str(model))}")
     else:
@@ -196,8 +197,13 @@ def _say_estimate(draft: Any) -> None:
     device, cost = best_device(), expected_cost(draft)
     table = _facts_table()
     table.add_row("model", escape(draft.base))
-    table.add_row("rewards", escape(", ".join(reward.name for reward in draft.rewards)))
-    table.add_row("prompts", f"{len(draft.train)} to train on, {len(draft.held_out)} held out")
+    method = draft.config.method
+    if method == "cpo":
+        table.add_row("judged by", escape(", ".join(r.name for r in draft.rewards) or "preference on held-out pairs"))
+    elif method == "grpo":
+        table.add_row("rewards", escape(", ".join(reward.name for reward in draft.rewards)))
+    rows = "prompts" if method == "grpo" else "pairs"
+    table.add_row(rows, f"{len(draft.train)} to train on, {len(draft.held_out)} held out")
     table.add_row("steps", escape(f"{cost.steps} on {device}"))
     if cost.memory_bytes and cost.disk_bytes and cost.seconds:
         memory = total_memory()
@@ -212,9 +218,11 @@ def _say_estimate(draft: Any) -> None:
 
 
 def _improve(agent: str, reward: list[str] | None, options: dict[str, Any], sets: list[str]) -> None:
-    from praison_agent_rl.config_keys import Findings, read_source, rename
+    from praison_agent_rl.config_files import read_source
+    from praison_agent_rl.config_keys import Findings, rename
     from praison_agent_rl.improvement import improve as improve_agent
     from praison_agent_rl.planning import new_run_root
+    from praison_agent_rl.trained_rewards import TrainedReward
 
     settings = _settings(sets)
     if reward:
@@ -226,8 +234,14 @@ def _improve(agent: str, reward: list[str] | None, options: dict[str, Any], sets
         # This process ends now, so nothing is swapped in here: processes that are attached follow.
         result = improve_agent(live, swap=False, **options, **{**settings, "output_dir": given or str(root)})
     _say(f"{result}\nreport: {result.report}")
-    if result.version:
+    if isinstance(result, TrainedReward):
+        _say_reward(result)
+    elif result.version:
         _say_version(live.name, result)
+
+
+def _say_reward(result: Any) -> None:
+    _say(f"model: {result.folder / 'model'}\nuse it with: reward_funcs: [{result.name}]")
 
 
 def _say_version(agent: str, result: Any) -> None:
@@ -287,21 +301,6 @@ def _demo() -> None:
     root = new_run_root("demo")
     with _naming(root):
         run_demo(console, settings={"output_dir": str(root)})
-
-
-def _doctor() -> None:
-    from praison_agent_rl.doctor import examine
-
-    facts, parts = examine()
-    table = _facts_table()
-    for name, value in facts.items():
-        table.add_row(name, value)
-    console.print(table)
-    state = Table("part", "", box=None)
-    state.add_column("what it lacks", overflow="fold")
-    for part in parts:
-        state.add_row(part.name, "[green]ready[/green]" if part.ready else "[yellow]no[/yellow]", escape(part.lacks))
-    console.print(state)
 
 
 def _facts_table() -> Table:
@@ -375,6 +374,8 @@ class _Guarded(TyperGroup):
 
 app.add_typer(cli_recorded.transcripts, name="transcripts", cls=_Guarded)
 app.add_typer(cli_recorded.dataset, name="dataset", cls=_Guarded)
+app.add_typer(cli_doctor.doctor, name="doctor", cls=_Guarded)
+app.add_typer(cli_rewards.rewards, name="rewards", cls=_Guarded)
 app.add_typer(cli_versions.versions, name="versions", cls=_Guarded)
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from praison_agent_rl.transcripts import Losses
 
 transcripts = typer.Typer(no_args_is_help=True, help="Look at what was recorded, hand it on, or bring logs in.")
-dataset = typer.Typer(no_args_is_help=True, help="Make datasets of prompts from recorded runs.")
-console = Console(soft_wrap=True)
+dataset = typer.Typer(no_args_is_help=True, help="Make datasets of prompts or pairs from recorded runs.")
+console = Console(soft_wrap=True, emoji=False)
 
 Store = Annotated[Path | None, typer.Option(help="Folder of the transcripts; .praisonai/rl/transcripts by default.")]
 AgentName = Annotated[str | None, typer.Option("--agent", help="Name of an agent, or a pattern such as 'support-*'.")]
@@ -131,6 +131,7 @@ def import_logs(
 
 @dataset.command()
 def build(
+    kind: Annotated[str, typer.Option(help="prompts, or pairs of a better and a worse answer.")] = "prompts",
     store: Store = None,
     agent: AgentName = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the dataset.")] = None,
@@ -141,23 +142,71 @@ def build(
     keep: Annotated[
         str | None, typer.Option("--filter", help="module:function that says whether a run is used.")
     ] = None,
-    held_out: Annotated[float, typer.Option(help="Share of the prompts that are held out.")] = 0.2,
+    held_out: Annotated[float, typer.Option(help="Share of the rows that are held out.")] = 0.2,
     form: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
+    source: Annotated[
+        list[str] | None, typer.Option(help="Pairs: correction, rating, retry or none; repeatable; all by default.")
+    ] = None,
+    min_margin: Annotated[float, typer.Option(help="Pairs: least difference of two scores.")] = 0.0,
+    sample: Annotated[
+        int | None, typer.Option(help="Pairs: sample so many answers to each prompt, best against worst.")
+    ] = None,
+    reward: Annotated[
+        list[str] | None, typer.Option("--reward", help="What scores sampled answers: module:function; repeatable.")
+    ] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="What samples them, the weights beneath the agent: hub name, folder, GGUF.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts, at most, that answers are sampled to.")] = 200,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of sampling; repeatable.")
+    ] = None,
 ) -> None:
-    """Make a dataset of prompts; prompts that were held out once stay so when it is built again."""
+    """Make a dataset of prompts or pairs; what was held out once stays so when it is built again."""
+    chosen: dict[str, Any] = {"kind": kind, "agent": agent, "turns": turns, "filter": keep, "held_out": held_out}
+    chosen |= {"format": form, "min_margin": min_margin, **({"columns": tuple(column)} if column else {})}
+    if source:
+        chosen["sources"] = tuple(name for name in source if name != "none")
+    sampling = {"samples": sample, "reward_funcs": reward, "model": base_model, "prompts": prompts}
+    _say(str(_built(chosen, sampling, set_ or [], store=store, out=out)))
+
+
+def _built(
+    chosen: dict[str, Any], sampling: dict[str, Any], sets: list[str], *, store: Path | None, out: Path | None
+) -> Any:
+    from praison_agent_rl.dataset_building import BuildOptions, build_dataset
+
+    options = _checked(BuildOptions, chosen)
+    lacking = [name for name, key in _OF_SAMPLING.items() if not sampling[key]]
+    if len(lacking) == len(_OF_SAMPLING) and not sets:
+        return build_dataset(store, out=out, options=options)
+    if options.kind != "pairs" or lacking:
+        what = f"{', '.join(lacking)} too" if lacking else "--kind pairs"
+        raise ConfigError(f"answers are sampled for pairs, with {', '.join(_OF_SAMPLING)}; give {what}")
+    from praison_agent_rl.config_keys import Findings, parse_overrides
+    from praison_agent_rl.pair_sampling import Sampling, sample_pairs
+
+    found = Findings()
+    config = parse_overrides(sets, found)
+    if found.problems:
+        raise ConfigError("\n".join(found.problems))
+    with Console(stderr=True).status(f"sampling {sampling['samples']} answers to each prompt"):
+        return sample_pairs(_checked(Sampling, {**sampling, "config": config}), store, out=out, options=options)
+
+
+_OF_SAMPLING = {"--sample": "samples", "--reward": "reward_funcs", "--base-model": "model"}
+
+
+def _checked(kind: Any, given: dict[str, Any]) -> Any:
+    """A record of ``kind``; raises ConfigError with what is wrong, in words."""
     from pydantic import ValidationError
 
     from praison_agent_rl.config_keys import plain_errors
-    from praison_agent_rl.dataset_building import BuildOptions, build_dataset
 
-    chosen: dict[str, Any] = {"agent": agent, "turns": turns, "filter": keep, "held_out": held_out, "format": form}
-    if column:
-        chosen["columns"] = tuple(column)
     try:
-        options = BuildOptions(**chosen)
+        return kind(**given)
     except ValidationError as error:
         raise ConfigError("\n".join(plain_errors(error).values())) from error
-    _say(str(build_dataset(store, out=out, options=options)))
 
 
 def _runs(store: Path | None, **wanted: Any) -> "tuple[Iterator[Run], Losses]":

@@ -15,7 +15,7 @@ from praison_agent_rl.records import Version
 
 KEY_VARIABLE = "PRAISON_AGENT_RL_KEY"
 """Variable of the environment with the key that clients send; without it one is made."""
-console = Console(soft_wrap=True)
+console = Console(soft_wrap=True, emoji=False)
 
 
 def serve_alone(agent: str, version: str | None, *, port: int | None, device: str, home: Path) -> None:

@@ -14,7 +14,7 @@ from praison_agent_rl.records import Pointer, Version
 from praison_agent_rl.runs import HOME
 
 versions = typer.Typer(no_args_is_help=True, help="Look at an agent's versions, and say which of them answers.")
-console = Console(soft_wrap=True)
+console = Console(soft_wrap=True, emoji=False)
 
 AgentName = Annotated[str, typer.Argument(metavar="AGENT", help="Name of the agent, or of its folder of versions.")]
 Name = Annotated[str, typer.Argument(metavar="VERSION", help="As v3.")]
@@ -263,7 +263,7 @@ def _table(*columns: str) -> Table:
 
 
 def _print(table: Table) -> None:
-    wide = Console(width=200)  # whoever reads a pipe wants whole lines
+    wide = Console(width=200, emoji=False)  # whoever reads a pipe wants whole lines
     (console if console.is_terminal else wide).print(table)
 
 

@@ -16,10 +16,10 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationE
 
 from . import config_keys as keys
 from . import config_values as values
+from .config_files import read_source
 from .config_values import (
     Amount,
     Count,
-    DatasetSpec,
     Decay,
     Integer,
     Place,
@@ -106,6 +106,16 @@ class TrainConfig(BaseModel):
     """One weight for each reward function; by default all 1."""
     judge_funcs: Any = None
     """Reward functions that judge the held-out answers and are not trained on, given as ``reward_funcs`` are."""
+    reward_timeout: Positive = 60.0
+    """Seconds for one call of one reward with up to 64 completions; a call with more may take longer in proportion."""
+    reward_retries: Annotated[Whole, Field(le=10)] = 1
+    """How often a reward's call that failed is made again before it is made in smaller parts."""
+    reward_failures: Annotated[Weight, Field(le=1)] = 0.2
+    """Share of completions without a sound score, by any one reward, above which the run stops; a None is sound."""
+    reward_concurrency: Annotated[Count, Field(le=1024)] = 8
+    """Calls of async rewards and judges in flight at once."""
+    reward_cache: bool = True
+    """Keep scores on disk (``.praisonai/rl/reward_cache.sqlite``) where a reward gives the same to the same."""
     eval_samples: Annotated[Count, Field(le=64)] = 2
     """Answers to each held-out prompt: the first greedy, the others sampled at ``temperature``."""
     min_gain: Weight = 0.0
@@ -114,6 +124,14 @@ class TrainConfig(BaseModel):
     """Rewards or judges, by name, whose mean may not fall by more than this: ``{correctness: 0.02}``."""
     guard_limits: dict[str, Weight] = {}
     """Limits of drift that differ from the defaults (``guards.LIMITS``): ``{longer: 3.0, empty: 0.05}``."""
+    watch: bool = True
+    """Say during training what goes wrong, end it where nothing more is learned, and keep the best checkpoint."""
+    watch_prompts: Amount | None = None
+    """Training prompts put aside to watch with: a share below 1, or a count; by default a tenth, 8 to 24, of 80 up."""
+    watch_steps: Count | None = None
+    """Updates between two looks at them; by default ``save_steps``."""
+    patience: Whole = 200
+    """Updates without a better reward on them after which training ends; 0 never ends it."""
 
     num_generations: Annotated[Integer, Field(ge=2)] = 8
     """Completions sampled for one prompt and compared with each other."""
@@ -196,6 +214,8 @@ class TrainConfig(BaseModel):
     """Seed of weights and sampling."""
     data_seed: Whole | None = None
     """Seed of the order of prompts; by default ``seed``."""
+    curriculum: bool = True
+    """From the second pass on, draw prompts less whose answers all scored the same, and others in their places."""
     logging_steps: Steps = 1
     """Updates between two log lines (TRL: 10; an RL run is judged by its curve, and a step costs seconds)."""
     save_steps: Steps = 25
@@ -207,7 +227,7 @@ class TrainConfig(BaseModel):
     report_to: str | list[str] = "none"
     """Services that get the metrics, such as ``wandb``; none unless asked for."""
     run_name: str | None = None
-    """Name of the run in those services."""
+    """Name of the run in those services, and of a reward model."""
     gradient_checkpointing: bool | None = None
     """Compute activations twice to save memory; by default on a GPU only."""
     bf16: bool | None = None
@@ -240,7 +260,7 @@ class TrainConfig(BaseModel):
         ``ConfigError`` that lists every problem, one a line.
         """
         found = keys.Findings()
-        given = keys.rename(keys.read_source(source), found)
+        given = keys.rename(read_source(source), found)
         given |= keys.rename(keys.parse_overrides(overrides or (), found), found)
         given |= keys.rename({key: value for key, value in keywords.items() if value is not None}, found)
         given = {key: value for key, value in given.items() if value is not None}
@@ -364,21 +384,13 @@ class TrainConfig(BaseModel):
         idle = set() if self.fast_inference else {"gpu_memory_utilization", "max_lora_rank"}
         hidden = {"extra", "notes", *keys.NOT_FOR[self.method], *idle}
         shown = {name: value for name, value in self if value is not None and name not in hidden}
-        if "dataset" in shown and not isinstance(self.dataset, str) and not _is_specs(self.dataset):
+        if "dataset" in shown and not isinstance(self.dataset, str) and not values.is_specs(self.dataset):
             rows = f" of {len(self.dataset)} rows" if isinstance(self.dataset, Sized) else ""
             shown["dataset"] = f"<{type(self.dataset).__name__}{rows} in memory>"
-        plain: dict[str, Any] = json.loads(json.dumps({**shown, **self.extra}, default=_plain))
+        plain: dict[str, Any] = json.loads(json.dumps({**shown, **self.extra}, default=values.as_plain))
         return plain
 
     def to_yaml(self) -> str:
         """``resolved`` as a YAML file, with the notes as comments at its top."""
         notes = "".join(f"# {note}\n" for note in self.notes)
         return notes + yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True)
-
-
-def _is_specs(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(entry, DatasetSpec) for entry in value)
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(exclude_none=True) if isinstance(value, DatasetSpec) else repr(value)

@@ -1,4 +1,4 @@
-"""The keys of a training file: what each is called now, which mean nothing here, and how a file becomes a mapping.
+"""The keys of a training file: what each is called now, and which mean nothing here.
 
 Only names and text live here. What a value may be, and which values contradict each other, is said in ``config``.
 """
@@ -8,13 +8,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
 
-from .errors import ConfigError
 from .shown import shown
 
 METHODS = ("grpo", "reward", "cpo")
@@ -90,12 +88,21 @@ METHOD_FIELDS = {
 }
 """What may pass through to the trainer's configuration under its own name, by method."""
 
+_OF_ANSWERS = _kinds(
+    key="""reward_funcs reward_weights max_completion_length temperature reward_timeout reward_retries reward_failures
+        reward_concurrency reward_cache"""
+).keys()
+"""How held-out answers are asked for and scored, whatever the policy was trained by."""
+_OF_GRPO = _kinds(
+    key="""max_prompt_length fast_inference gpu_memory_utilization max_lora_rank curriculum watch watch_prompts
+        watch_steps patience"""
+).keys()
 NOT_FOR = {
     "grpo": frozenset({"max_length"}),
-    "cpo": frozenset(GRPO_OWN_FIELDS) - {"beta", "loss_type", "trust_remote_code", "disable_dropout"}
-    | {"reward_funcs", "max_prompt_length", "fast_inference", "gpu_memory_utilization", "max_lora_rank"},
-    "reward": frozenset(GRPO_OWN_FIELDS) - {"trust_remote_code", "disable_dropout"}
-    | {"reward_funcs", "max_prompt_length", "fast_inference", "gpu_memory_utilization", "max_lora_rank"},
+    "cpo": (GRPO_OWN_FIELDS.keys() | _OF_GRPO)
+    - _OF_ANSWERS
+    - {"beta", "loss_type", "trust_remote_code", "disable_dropout"},
+    "reward": (GRPO_OWN_FIELDS.keys() | _OF_GRPO | _OF_ANSWERS) - {"trust_remote_code", "disable_dropout"},
 }
 """Keys that are known and have no meaning for the method."""
 
@@ -190,6 +197,7 @@ _WHY_NOT = {
         early_stopping_threshold""",
     "a LoRA adapter is trained, never all weights": "full_finetuning",
     "LoftQ initialisation is not offered": "loftq_config",
+    "the method decides it, and a reward model gives one number": "num_labels task_type",
     "the number of layers is not known from a config, so name them with layers_to_transform": "finetune_last_n_layers",
     "the trainer orders whole prompt groups itself": "group_by_length",
     "rewards may need every column, so all are kept": "remove_unused_columns",
@@ -239,43 +247,6 @@ class Sorted(NamedTuple):
     """Fields of ``TrainConfig``."""
     extra: dict[str, Any]
     """Fields of the trainer's own configuration."""
-
-
-class _OneKeyOnce(yaml.SafeLoader):
-    """PyYAML's safe loader, but a key given twice is an error instead of the last one winning in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
-                continue
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def read_source(source: str | Path | Mapping[str, Any] | None) -> dict[Any, Any]:
-    """The mapping in a YAML file, or a copy of the mapping given; an empty file is an empty mapping."""
-    if source is None or isinstance(source, Mapping):
-        return dict(source or {})
-    path = Path(source)
-    if path.is_dir():
-        raise ConfigError(f"{str(path)!r} is a folder; name the YAML file in it")
-    if not path.exists():
-        raise ConfigError(f"there is no file {str(path)!r} (looked from {str(Path.cwd())!r}); check the path")
-    try:
-        # a SafeLoader: the file is data and can never name a Python object
-        content = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_OneKeyOnce)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{str(path)!r} is not sound YAML{place}: {error.problem}; put that line right") from error
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} cannot be read as YAML text: {error}") from error
-    if content is not None and not isinstance(content, dict):
-        raise ConfigError(f"{str(path)!r} holds a {type(content).__name__} at its top; it needs lines of 'key: value'")
-    return content or {}
 
 
 def parse_overrides(overrides: Iterable[str], findings: Findings) -> dict[str, Any]:

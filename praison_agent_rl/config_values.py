@@ -115,6 +115,16 @@ class DatasetSpec(BaseModel):
     """Seed of that shuffle; by default the run's seed."""
 
 
+def is_specs(value: Any) -> bool:
+    """Whether ``value`` names datasets rather than being one."""
+    return isinstance(value, list) and all(isinstance(entry, DatasetSpec) for entry in value)
+
+
+def as_plain(value: Any) -> Any:
+    """What JSON can hold of a value that it cannot."""
+    return value.model_dump(exclude_none=True) if isinstance(value, DatasetSpec) else repr(value)
+
+
 def read_dataset(value: Any) -> Any:
     """Specifications of datasets become ``DatasetSpec``; rows, texts and other objects in memory stay as they are."""
     value = _place(value)
@@ -225,6 +235,12 @@ def conflicts(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
             ("held_out",),
             f"held_out is {c.held_out!r}, but must be a share from 0 up to, not including, 1, "
             "or a whole number of prompts",
+        )
+    if isinstance(c.watch_prompts, float) and c.watch_prompts >= 1:
+        yield (
+            ("watch_prompts",),
+            f"watch_prompts is {c.watch_prompts!r}, but must be a share from 0 up to, not including, 1, or a whole "
+            "number of prompts",
         )
     if isinstance(c.warmup_steps, float) and c.warmup_steps >= 1 and not c.warmup_steps.is_integer():
         yield ("warmup_steps",), f"warmup_steps is {c.warmup_steps!r}; write a whole number, or a share below 1"

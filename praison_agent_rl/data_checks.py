@@ -45,6 +45,11 @@ ROWS_SHOWN = 10
 DEEPEST = 100
 """Levels of lists and dicts within a value; Python's copying and JSON fail from about 300 on."""
 
+_ECHO = 20
+"""Characters from which an answer that begins with its prompt is taken for one that holds it."""
+_NO_WIDTH = dict.fromkeys(map(ord, "\u200b\u2060\ufeff"))
+"""Zero-width space, word joiner, byte order mark: not white space to Python, and yet nothing to see."""
+
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -72,11 +77,13 @@ def check_columns(rows: Sequence[Row], method: str, source: str = "the dataset")
 def check_rows(rows: Sequence[Row], method: str, source: str = "the dataset") -> None:
     """Check every row, and raise one ``DataError`` that names the first ten with faults, their reasons and the count.
 
-    Rows count from 1. For ``grpo`` text and message prompts may be mixed (``normalise`` makes them one form).
+    Rows count from 1. For ``grpo`` text and message prompts may be mixed (``normalise`` makes them one form); of pairs
+    all columns of all rows must have one form. The prompt of ``reward`` may be left out, in all rows.
     """
     check_columns(rows, method, source)
-    form = _first_form(rows, method)
-    faults = [(number, list(_row_faults(row, method, form))) for number, row in enumerate(rows, 1)]
+    names = _columns_read(rows, method)
+    form = None if method == "grpo" else _first_form(rows, names)
+    faults = [(number, list(_row_faults(row, method, names, form))) for number, row in enumerate(rows, 1)]
     faults = [(number, reasons) for number, reasons in faults if reasons]
     if not faults:
         return
@@ -118,19 +125,24 @@ def _form(value: Any) -> str | None:
     return "text" if isinstance(value, str) else "messages" if isinstance(value, list) else None
 
 
-def _first_form(rows: Sequence[Row], method: str) -> str | None:
+def _columns_read(rows: Sequence[Row], method: str) -> tuple[str, ...]:
+    """The columns that training reads: a reward model is given the prompts where there are any."""
+    needed = REQUIRED_COLUMNS[method]
+    prompted = any(isinstance(row, dict) and row.get("prompt") is not None for row in rows)
+    return ("prompt", *needed) if prompted and "prompt" not in needed else needed
+
+
+def _first_form(rows: Sequence[Row], names: Sequence[str]) -> str | None:
     """The one form that all texts of a preference dataset must have: that of the first row that has one."""
-    if method == "grpo":
-        return None
-    found = (_form(row.get(name)) for row in rows if isinstance(row, dict) for name in REQUIRED_COLUMNS[method])
+    found = (_form(row.get(name)) for row in rows if isinstance(row, dict) for name in names)
     return next((form for form in found if form), None)
 
 
-def _row_faults(row: Any, method: str, form: str | None) -> Iterator[str]:
+def _row_faults(row: Any, method: str, names: Sequence[str], form: str | None) -> Iterator[str]:
     if not isinstance(row, dict):
         yield f"it is {shown(row)}, not a dict of columns"
         return
-    for name in REQUIRED_COLUMNS[method]:
+    for name in names:
         if name not in row:
             yield f"{name} is missing"
             continue
@@ -141,9 +153,42 @@ def _row_faults(row: Any, method: str, form: str | None) -> Iterator[str]:
     for name, value in row.items():
         yield from (f"{shown(name)} {reason}" for reason in _lost_values(value))
         yield from (f"the column name {shown(name)} {reason}" for reason in _lost_values(name))
-    chosen = row.get("chosen")
-    if method != "grpo" and chosen is not None and _bare(chosen) == _bare(row.get("rejected")):
+    if method != "grpo":
+        yield from _pair_faults(row, method)
+
+
+def _pair_faults(row: Row, method: str) -> Iterator[str]:
+    """What is wrong with a better and a worse answer, each of which may be sound by itself."""
+    prompt, chosen, rejected = (row.get(name) for name in ("prompt", "chosen", "rejected"))
+    if chosen is not None and chosen == rejected:
         yield "chosen and rejected are equal, which teaches nothing"
+    elif chosen is not None and _form(chosen) == _form(rejected) and _bare(chosen) == _bare(rejected):
+        yield "chosen and rejected are equal but for white space, which teaches nothing"
+    for name, side in (("chosen", chosen), ("rejected", rejected)):
+        yield from (f"{name} {reason}" for reason in _answer_faults(_messages(side), _messages(prompt), method))
+    if _both_repeat(prompt, chosen, rejected):
+        yield "chosen and rejected both begin with the prompt, which has a column of its own; take it out of them"
+
+
+def _answer_faults(side: Sequence[Row], prompt: Sequence[Row], method: str) -> Iterator[str]:
+    if not side:
+        return
+    last = side[-1]
+    if last.get("role") in ROLES and last.get("role") != "assistant":
+        yield f"ends with a turn of role {last['role']!r}; its last message must be the assistant's answer"
+    elif not (last.get("tool_calls") or last.get("function_call")) and _is_blank(last.get("content")):
+        yield "is blank: its last message has no text"
+    if len(side) > len(prompt) > 0 and _bare(list(side[: len(prompt)])) == _bare(list(prompt)):
+        yield "begins with the prompt, which has a column of its own; take it out"
+    if method == "cpo" and any(message.get("role") in ("tool", "function") for message in side):
+        # CPOTrainer trains on every token after the prompt (trl/experimental/cpo/cpo_trainer.py, TRL 1.16)
+        yield "holds a tool result, which CPO would train the model to write; put what comes before it into prompt"
+
+
+def _both_repeat(prompt: Any, chosen: Any, rejected: Any) -> bool:
+    """Whether both answers begin with the text of the prompt; a short one may be said again by chance."""
+    texts = [_bare(text) for text in (prompt, chosen, rejected) if isinstance(text, str)]
+    return len(texts) == 3 and len(texts[0]) >= _ECHO and all(text.startswith(texts[0]) for text in texts[1:])
 
 
 def _lost_values(value: Any) -> Iterator[str]:
@@ -182,8 +227,22 @@ def _loss_of(item: Any, *, nested: bool) -> str | None:
     return None
 
 
+def without_white_space(text: str) -> str:
+    r"""The text without what cannot be seen: blanks and line breaks of all scripts, of no width too.
+
+    >>> without_white_space(" a\u00a0B\u200b\n")
+    'aB'
+    """
+    return "".join(text.translate(_NO_WIDTH).split())
+
+
 def _bare(value: Any) -> Any:
-    return value.strip() if isinstance(value, str) else value
+    """A value without the white space within its texts."""
+    if isinstance(value, str):
+        return without_white_space(value)
+    if isinstance(value, list):
+        return [_bare(item) for item in value]
+    return {name: _bare(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _messages(value: Any) -> list[Row]:
@@ -192,7 +251,7 @@ def _messages(value: Any) -> list[Row]:
 
 def _text_faults(name: str, value: Any, *, before: Sequence[Row]) -> Iterator[str]:
     if isinstance(value, str):
-        if not value.strip():
+        if not without_white_space(value):
             yield f"{name} is blank"
     elif not isinstance(value, list):
         yield f"{name} is {shown(value)}, not text or a list of messages"
@@ -291,7 +350,7 @@ def _ending_faults(messages: list[Row]) -> Iterator[str]:
 
 def _is_blank(content: Any) -> bool:
     if isinstance(content, str):
-        return not content.strip()
+        return not without_white_space(content)
     if not isinstance(content, list):
         return False  # None and other kinds are faults of their own
     return not any(

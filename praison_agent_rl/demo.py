@@ -50,6 +50,7 @@ def run_demo(console: Console, *, settings: dict[str, Any] | None = None) -> Imp
     result = improve(
         agent, data=QUESTIONS, reward_funcs=REWARDS, base_model=EMBEDDED, **{**SETTINGS, **(settings or {})}
     )
+    assert isinstance(result, Improvement)
     console.print("\n[bold]3. The same live agent, the same questions[/bold]")
     _ask(console, agent)
     _conclude(console, result)

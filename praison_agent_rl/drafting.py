@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from praison_agent_rl import planning
 from praison_agent_rl.config import TrainConfig
@@ -13,7 +13,8 @@ from praison_agent_rl.data import Row, prompt_key
 from praison_agent_rl.dataset_building import BuildOptions, build_dataset
 from praison_agent_rl.errors import ConfigError, DataError
 from praison_agent_rl.models import find_weights, require_training_stack, weights_beneath
-from praison_agent_rl.past import Past, Rival, earlier_prompts, recorded_incumbent
+from praison_agent_rl.pair_texts import explicit
+from praison_agent_rl.past import Past, Rival, earlier_prompts, recorded_answers, recorded_incumbent
 from praison_agent_rl.planning import Draft, Problems
 from praison_agent_rl.records import FEWEST_PROMPTS, Pointer, Version
 from praison_agent_rl.registry import current, list_versions, model_of, read_version
@@ -58,7 +59,8 @@ def draft_improvement(
     found = problems.attempt(lambda: _rows_of(agent, given, loaded, on_event))
     problems.raise_all()
     assert base is not None and found is not None
-    rows, tools = as_the_agent_asks(agent, found[0], on_event)
+    rows = found[0] if loaded.method == "grpo" else [explicit(row) for row in found[0]]
+    rows, tools = as_the_agent_asks(agent, rows, on_event)
     draft = planning.finish_draft(loaded, base, rows, problems=problems, tools=tools)
     draft.manifest = found[1]
     draft.since = pointer.changed if pointer else ""
@@ -97,6 +99,8 @@ def _root_of(version: Version) -> str:
 def past_of(agent: Any, draft: Draft, *, promote: bool) -> Past:
     """What came before this improvement of ``agent``: its versions, and what answers it now."""
     name, notes = agent_name(agent), []
+    if draft.config.method == "reward":  # it takes nobody's place
+        return Past(name)
     pointer = current(HOME, name)
     parent, earlier, rival, incumbent = None, [], None, None
     for version in list_versions(HOME, name):
@@ -115,10 +119,12 @@ def past_of(agent: Any, draft: Draft, *, promote: bool) -> Past:
         notes.append(f"training goes on from {parent}")
     elif rival is not None:
         notes.append(f"{rival.name} answers now and is not what is trained: the new model has to beat it too")
-    else:
+    elif draft.rewards:  # else nothing scores a recorded answer
         incumbent, said = recorded_incumbent(agent, draft.base, draft.held_out)
         notes += said
-    return Past(name, parent, earlier, incumbent, notes, promote, rival if parent is None else None, draft.since)
+    answered = recorded_answers(agent, draft.base, draft.train) if draft.manifest and draft.config.curriculum else []
+    rival = rival if parent is None else None
+    return Past(name, parent, earlier, incumbent, notes, promote, rival, draft.since, answered)
 
 
 def as_the_agent_asks(agent: Any, rows: list[Row], on_event: OnEvent) -> tuple[list[Row], list[dict[str, Any]]]:
@@ -126,14 +132,14 @@ def as_the_agent_asks(agent: Any, rows: list[Row], on_event: OnEvent) -> tuple[l
 
     A recorded row says which tools were sent with it.
     """
-    texts = [row["prompt"] for row in rows if isinstance(row["prompt"], str)]
+    texts = [row["prompt"] for row in rows if isinstance(row.get("prompt"), str)]
     on_event({"event": "stage", "stage": "ask"})
     progress = partial(_report_asked, on_event, len(texts))
     requests = iter(sent_requests(agent, texts, progress=progress)) if texts else iter(())
     tools: list[dict[str, Any]] = []
     asked = []
     for row in rows:
-        if isinstance(row["prompt"], str):
+        if isinstance(row.get("prompt"), str):
             request = next(requests)
             tools = tools or request.tools
             row = {**row, "prompt": request.messages}
@@ -160,19 +166,20 @@ def _rows_of(agent: Any, data: Any, config: TrainConfig, on_event: OnEvent) -> t
             f"improve got no data=, and nothing is recorded in {str(DEFAULT_STORE)!r}; record the agent with "
             "agent.record(), or pass data=: a file, a dataset or a list of prompts"
         )
-    needed = config.prompts_per_batch + FEWEST_PROMPTS
+    needed = (config.prompts_per_batch if config.method == "grpo" else 1) + FEWEST_PROMPTS
     wanted = f"at least {max(needed, 5 * FEWEST_PROMPTS)} are needed. Go on recording, or pass data="
+    kind: Literal["prompts", "pairs"] = "prompts" if config.method == "grpo" else "pairs"
     try:
-        built = build_dataset(out=None, options=BuildOptions(agent=glob.escape(agent.name)))
+        built = build_dataset(out=None, options=BuildOptions(agent=glob.escape(agent.name), kind=kind))
     except DataError as error:
         raise DataError(
-            f"no prompts of agent {agent.name!r} are recorded that can be used; {wanted}\n{error}"
+            f"no {kind} of agent {agent.name!r} are recorded that can be used; {wanted}\n{error}"
         ) from error
     on_event({"event": "note", "text": f"recorded: {built}"})
     found, held_out = built.manifest.train + built.manifest.held_out, built.manifest.held_out
     if found < needed or held_out < FEWEST_PROMPTS:
         raise DataError(
-            f"{found} prompts of agent {agent.name!r} are recorded ({held_out} of them held out), which is too few to "
+            f"{found} {kind} of agent {agent.name!r} are recorded ({held_out} of them held out), which is too few to "
             f"train and to judge: {wanted}{_one_conversation(built.manifest.largest_group, found)}"
         )
     return planning.check_data(built.rows, config.method), built.rows.with_name("manifest.json")

@@ -36,8 +36,12 @@ class Estimate(Record):
     steps: int
 
 
-def estimate_run(config: TrainConfig, base: str, *, train: int, held_out: int, device: str) -> Estimate:
+def estimate_run(
+    config: TrainConfig, base: str, *, train: int, held_out: int, device: str, pair_tokens: float = 0.0
+) -> Estimate:
     """Expected cost of a run on ``train`` prompts, judged on ``held_out`` prompts.
+
+    ``pair_tokens`` are those of both sides of a pair, prompts included, for the methods that train on pairs.
 
     Memory: weights, the adapter four times (itself, its gradient, two Adam moments), and the logits of one micro-batch
     in a chunk of the vocabulary. Time: 2 operations a parameter and token forward, 6 with backward (Kaplan et al. 2020,
@@ -52,18 +56,24 @@ def estimate_run(config: TrainConfig, base: str, *, train: int, held_out: int, d
     adapter = 14 * layers * width * config.lora_r  # seven projections, two matrices each
     # on a CPU twice: the merged copy that rollouts are sampled from
     weight_bytes = 8 if device == "cpu" else 1 if config.load_in_4bit else 2
-    tokens = config.per_device_train_batch_size * config.max_completion_length
+    of_pairs = config.method != "grpo"
+    tokens = config.per_device_train_batch_size * (2 * pair_tokens if of_pairs else config.max_completion_length)
     activations = tokens * (
         layers * width * 34 + 32768 * 4 * 2
     )  # 34 bytes: Korthikanti et al. 2022, eq. 2, less attention
-    rows = config.prompts_per_batch * config.num_generations
     asked = held_out * config.eval_samples + (_CONTROL_PROMPTS if held_out else 0)
-    sampled = (rows * steps + 2 * asked) * config.max_completion_length
-    trained = steps * rows * config.max_completion_length
+    sampled = float(2 * asked * config.max_completion_length) if config.method != "reward" else 0.0
+    if of_pairs:
+        trained = steps * config.per_device_train_batch_size * config.gradient_accumulation_steps * pair_tokens
+        sampled += held_out * pair_tokens  # scored twice, each a forward pass alone: half of what is sampled
+    else:
+        rows = config.prompts_per_batch * config.num_generations
+        trained = steps * rows * config.max_completion_length
+        sampled += trained
     speed = _CPU_FLOPS_PER_CORE * (os.cpu_count() or 1) if device == "cpu" else _GPU_FLOPS
     return Estimate(
         parameters=parameters,
-        memory_bytes=_BYTES_AROUND_WEIGHTS + parameters * weight_bytes + adapter * 16 + activations,
+        memory_bytes=int(_BYTES_AROUND_WEIGHTS + parameters * weight_bytes + adapter * 16 + activations),
         disk_bytes=_disk_bytes(config, parameters * (4 if device == "cpu" else 2), adapter, steps),
         seconds=parameters * (2 * 2 * sampled + 6 * trained) / speed,
         steps=steps,
@@ -115,5 +125,8 @@ def _disk_bytes(config: TrainConfig, weights: int, adapter: int, steps: int) -> 
 def _steps(config: TrainConfig, prompts: int) -> int:
     if config.max_steps > 0:
         return config.max_steps
+    if config.method != "grpo":  # transformers: an epoch ends with a smaller batch
+        batch = config.per_device_train_batch_size * config.gradient_accumulation_steps
+        return math.ceil(math.ceil(prompts / batch) * config.num_train_epochs)
     batches = prompts // max(config.prompts_per_batch, 1)
     return int(batches * config.num_iterations * config.num_train_epochs)

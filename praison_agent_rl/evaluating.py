@@ -19,7 +19,7 @@ from praison_agent_rl.drafting import as_the_agent_asks
 from praison_agent_rl.errors import ConfigError, DataError, ModelError, RewardError
 from praison_agent_rl.evaluation import score_answers
 from praison_agent_rl.improvement import carry_out
-from praison_agent_rl.measuring import judge_run
+from praison_agent_rl.measuring import calling_for, judge_run
 from praison_agent_rl.models import find_weights, load_tokenizer, plain_weights, require_training_stack, weights_beneath
 from praison_agent_rl.past import earlier_prompts
 from praison_agent_rl.planning import Draft, Problems
@@ -291,7 +291,8 @@ def _through_agent(agent: Any, draft: Draft, run: RunFolder, on_event: OnEvent) 
         raw = answer_as_agent(agent, prompts, weights, device=run.plan.device, progress=report)
         tokenizer = load_tokenizer(plain_weights(weights), draft.config)
         raw = [_counted(answer, tokenizer) for answer in raw]
-        scored = score_answers(raw, draft.held_out, draft.rewards, judges=draft.judges)
+        calling = calling_for(run)
+        scored = score_answers(raw, draft.held_out, draft.rewards, judges=draft.judges, calling=calling)
         write_rows(run.answers(side), [answer.model_dump() for answer in scored])
     judge_run(run)
 

@@ -1,9 +1,10 @@
 """What the rewards say of the answers of base and candidate to the same prompts, and how the two compare."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from praison_agent_rl.answering import RawAnswer
 from praison_agent_rl.data import Row, columns_of, prompt_key
+from praison_agent_rl.errors import RewardError
 from praison_agent_rl.intervals import differences, paired_interval, prompts_needed
 from praison_agent_rl.pairing import (
     Value,
@@ -18,19 +19,31 @@ from praison_agent_rl.pairing import (
     values_of,
 )
 from praison_agent_rl.records import Answer, Comparison
+from praison_agent_rl.reward_calls import Caller
 from praison_agent_rl.rewards import Reward, total
+
+Calling = Callable[[Sequence[Reward]], Caller]
 
 
 def score_answers(
-    answers: Sequence[RawAnswer], rows: Sequence[Row], rewards: Sequence[Reward], *, judges: Sequence[Reward] = ()
+    answers: Sequence[RawAnswer],
+    rows: Sequence[Row],
+    rewards: Sequence[Reward],
+    *,
+    judges: Sequence[Reward] = (),
+    calling: Calling = Caller,
 ) -> list[Answer]:
     """What each reward, and each judge, says of each answer, and the weighted sum of the rewards.
 
-    Each is called once with all answers. An answer that failed is shown to none of them and has no scores.
+    Each is called once with all answers. An answer that failed is shown to none of them and has no scores. One on
+    which a reward failed has none of that reward; ``calling`` says how often that may be.
+
+    Raises:
+        RewardError: one failed on too many.
     """
     answers = [RawAnswer(*answer) for answer in answers]
     sound = [answer for answer in answers if answer.error is None]
-    scores, judged = _scores(rewards, sound, rows), _scores(judges, sound, rows)
+    scores, judged = _scores(rewards, sound, rows, calling), _scores(judges, sound, rows, calling)
     totals = total(list(scores.values()), [reward.weight for reward in rewards]) if rewards else [None] * len(sound)
     places = {(answer.prompt, answer.sample): number for number, answer in enumerate(sound)}
     found = []
@@ -52,7 +65,7 @@ def score_answers(
 
 
 def _scores(
-    rewards: Sequence[Reward], answers: Sequence[RawAnswer], rows: Sequence[Row]
+    rewards: Sequence[Reward], answers: Sequence[RawAnswer], rows: Sequence[Row], calling: Calling
 ) -> dict[str, list[float | None]]:
     if not answers:
         return {reward.name: [] for reward in rewards}
@@ -60,7 +73,14 @@ def _scores(
     ids = [list(answer.ids) or list(range(answer.tokens)) for answer in answers]
     columns = {**columns_of(asked), "completion_ids": ids}
     prompts, texts = [row["prompt"] for row in asked], [answer.text for answer in answers]
-    return {reward.name: reward(prompts, texts, **columns) for reward in rewards}
+    caller = calling(rewards)
+    try:
+        found = caller.score(prompts, texts, columns)
+        if reason := caller.too_many_failed(at_the_end=True):
+            raise RewardError(f"{reason}\nMend the reward, or allow more with reward_failures")
+    finally:
+        caller.close()
+    return found
 
 
 def by_distinct_prompt(answers: Sequence[Answer], rows: Sequence[Row]) -> list[Answer]:

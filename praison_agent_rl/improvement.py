@@ -29,8 +29,9 @@ from praison_agent_rl.report import write_report
 from praison_agent_rl.runs import HOME, RunFolder, read_record, write_record
 from praison_agent_rl.server_pool import serve_version
 from praison_agent_rl.serving import Served, ServerAddress
-from praison_agent_rl.stages import ALL_STAGES, planned_rewards, run_stages
+from praison_agent_rl.stages import ALL_STAGES, planned_rewards, run_stages, stages_of
 from praison_agent_rl.swap import server_of, swap_model
+from praison_agent_rl.trained_rewards import TrainedReward, finish_reward
 from praison_agent_rl.training.launch import launch_stages
 
 
@@ -128,7 +129,7 @@ def improve(
     force: bool = False,
     quiet: bool = False,
     **settings: Any,
-) -> Improvement:
+) -> Improvement | TrainedReward:
     """Train the open-weights model beneath ``agent`` on ``data`` by ``reward_funcs`` and swap it in if it is better.
 
     Without ``data`` the prompts are those of the agent's recorded runs (``agent.record()``). ``data`` is a file, a
@@ -141,6 +142,13 @@ def improve(
     no guard is broken; otherwise the agent stays as it was. What is better becomes the agent's current version
     (``promote``; by default as ``swap``) and answers this agent (``swap``). ``force=True`` does so against the verdict,
     which is recorded for ever.
+
+    ``method="cpo"`` learns from preference pairs (prompt, chosen, rejected) instead, by default those that the
+    recordings hold; without ``reward_funcs`` better means that held-out chosen answers are the likelier ones.
+    ``method="reward"`` trains a reward model on such pairs and leaves the agent as it is.
+
+    Returns:
+        An `Improvement`; of ``method="reward"`` a `TrainedReward`.
 
     Raises:
         PraisonRLError: something given is wrong (before any model is loaded), or the run failed; either way the agent
@@ -157,8 +165,8 @@ def improve(
             root = Path(draft.config.output_dir or planning.new_run_root(agent.name)).resolve()
             run = planning.write_run(draft, root, past)
             carry_out(draft, run, on_event)
-            result = finish(run)
-            if result.verdict.passed or force:
+            result = outcome_of(run)
+            if isinstance(result, Improvement) and (result.verdict.passed or force):
                 settle(result, run, force=force, agent=agent if swap else None)
             return result
 
@@ -167,7 +175,7 @@ def carry_out(
     draft: Draft, run: RunFolder, on_event: OnEvent, *, stages: Sequence[str] = ALL_STAGES, resume: bool = False
 ) -> None:
     """Do the run's stages: in a child process, or here if a reward lives only in this process."""
-    stages = [stage for stage in stages if draft.held_out or not stage.startswith("measure")]
+    stages = [stage for stage in stages_of(run) if stage in stages]
     if draft.nameable:
         launch_stages(run, stages, on_event, resume=resume)
         return
@@ -185,7 +193,7 @@ def carry_out(
         raise TrainingFailed(f"the run in {run.root} failed: {type(error).__name__}: {error}") from error
 
 
-def resume_run(root: Path, *, quiet: bool = False) -> Improvement | RunFolder:
+def resume_run(root: Path, *, quiet: bool = False) -> Improvement | TrainedReward | RunFolder:
     """Go on with a run that was interrupted, from its newest whole checkpoint; finished stages are not done again.
 
     A run that was to improve an agent ends as it would have ended, but for the agent itself, which is not here.
@@ -194,15 +202,19 @@ def resume_run(root: Path, *, quiet: bool = False) -> Improvement | RunFolder:
     measured, agent = bool(run.held_out_rows.stat().st_size), run.plan.agent
     planned_rewards(run)  # said now, and not by the child
     with improvement_lock(HOME, agent) if agent else contextlib.nullcontext(), RunProgress() as progress:
-        stages = [stage for stage in ALL_STAGES if measured or not stage.startswith("measure")]
-        if not (run.comparison_file.exists() and run.verdict_file.exists()):
-            launch_stages(run, stages, (lambda event: None) if quiet else progress, resume=True)
+        if not (run.card.exists() or (run.comparison_file.exists() and run.verdict_file.exists())):
+            launch_stages(run, stages_of(run), (lambda event: None) if quiet else progress, resume=True)
         if not measured:
             return run
-        result = finish(run)
-        if agent and result.verdict.passed:
+        result = outcome_of(run)
+        if isinstance(result, Improvement) and agent and result.verdict.passed:
             settle(result, run)
         return result
+
+
+def outcome_of(run: RunFolder) -> Improvement | TrainedReward:
+    """The outcome of a run whose stages are done, with its report written; a reward model is published."""
+    return finish_reward(run) if run.plan.config.get("method") == "reward" else finish(run)
 
 
 def finish(run: RunFolder) -> Improvement:

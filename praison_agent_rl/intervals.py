@@ -115,6 +115,20 @@ def prompts_needed(gains: "np.ndarray[Any, Any]", *, size: float | None = None, 
     return max(FEWEST_PROMPTS, math.ceil(needed)) if math.isfinite(needed) else None
 
 
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share seen in ``n`` draws: Wilson 1927, eq. 5; (0, 1) of none.
+
+    >>> tuple(round(limit, 3) for limit in wilson(0.9, 40))
+    (0.769, 0.96)
+    """
+    if n == 0:
+        return 0.0, 1.0
+    z = 1.959963984540054  # of the normal distribution, two-sided 5 %
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 def student_t(share: float, freedom: float) -> float:
     """A quantile of Student's t by Abramowitz and Stegun 26.7.5: at 97.5 % to 0.004 from 3 degrees of freedom on."""
     z = _NORMAL.inv_cdf(share)

@@ -6,6 +6,7 @@ greedily. A side's model is loaded once, and what lies there already is not aske
 
 import gc
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.control import CONTROL_TOKENS, control_rewards
 from praison_agent_rl.data import Row, as_messages, normalise, read_rows, write_rows
 from praison_agent_rl.errors import RewardError
-from praison_agent_rl.evaluation import by_distinct_prompt, compare, score_answers
+from praison_agent_rl.evaluation import Calling, by_distinct_prompt, compare, score_answers
 from praison_agent_rl.gate import Evidence, judge
 from praison_agent_rl.models import load_tokenizer, plain_weights
+from praison_agent_rl.pair_measuring import with_preferences
 from praison_agent_rl.past import VERSION_COLUMN
-from praison_agent_rl.records import Answer, PlannedReward
+from praison_agent_rl.records import Answer, Plan, PlannedReward
+from praison_agent_rl.reward_calls import caller_for
 from praison_agent_rl.rewards import Reward, Shape, as_entry, resolve
 from praison_agent_rl.runs import RunFolder, write_record
 
@@ -61,7 +64,8 @@ def measure(run: RunFolder, side: str, rewards: Sequence[Reward], judges: Sequen
         _write(run.guard_answers(kind, side), scored)
     manner = Manner(plan.samples, plan.tools)
     raw = answer_rows(engine, held_out, manner, progress=progress.next(len(held_out) * plan.samples))
-    scored = score_answers(raw, held_out, rewards, judges=judges)
+    scored = score_answers(raw, held_out, rewards, judges=judges, calling=calling_for(run))
+    scored = _with_preferences(engine, held_out, scored, plan)
     vocabulary = engine.tokenizer
     if side == "new":
         del engine
@@ -77,12 +81,20 @@ def _measure_incumbent(run: RunFolder, rewards: Sequence[Reward], judges: Sequen
     plan = run.plan
     if plan.incumbent_weights is not None:
         rows = rows_as_asked(run, run.held_out_rows)
-        raw = answer_rows(load_engine(plan.incumbent_weights, plan), rows, Manner(plan.samples, plan.tools))
+        engine = load_engine(plan.incumbent_weights, plan)
+        raw = answer_rows(engine, rows, Manner(plan.samples, plan.tools))
+        scored = score_answers(raw, rows, rewards, judges=judges, calling=calling_for(run))
+        _write(run.answers("incumbent"), _with_preferences(engine, rows, scored, plan))
+        del engine
         gc.collect()  # two models need not be in memory at once
-        _write(run.answers("incumbent"), score_answers(raw, rows, rewards, judges=judges))
     elif run.recorded.exists():
         rows = rows_as_asked(run, run.held_out_rows)
         _write(run.answers("incumbent"), _score_recorded(run, rows, rewards, judges))
+
+
+def _with_preferences(engine: Engine, rows: Sequence[Row], scored: list[Answer], plan: Plan) -> list[Answer]:
+    """The answers with what the model holds of the pairs that they belong to, where it was trained on pairs."""
+    return with_preferences(engine, rows, scored, plan.tools) if plan.config.get("method") == "cpo" else scored
 
 
 def judge_run(run: RunFolder) -> None:
@@ -123,6 +135,12 @@ def rows_as_asked(run: RunFolder, path: Path) -> list[Row]:
         )
         return normalise(rows)
     return rows
+
+
+def calling_for(run: RunFolder) -> Calling:
+    """Rewards are called as the run's configuration says, and what they do wrong is told in its events."""
+    config = TrainConfig.load(run.plan.config, need_model=False, need_data=False)
+    return partial(caller_for, config, warn=lambda text: run.report_event("note", text=text))
 
 
 def as_rewards(planned: Sequence[PlannedReward]) -> list[Reward]:
@@ -186,7 +204,7 @@ def _score_earlier(
     for version in dict.fromkeys(row[VERSION_COLUMN] for row in rows):
         answers = [answer for answer in raw if rows[answer.prompt][VERSION_COLUMN] == version]
         try:
-            found += score_answers(answers, plain, _earlier_rewards(run, version, own))
+            found += score_answers(answers, plain, _earlier_rewards(run, version, own), calling=calling_for(run))
         except RewardError as error:
             text = f"the held-out prompts of {version} cannot be scored and do not judge: {error}"
             run.report_event("note", text=text)
@@ -217,7 +235,7 @@ def _score_recorded(
     for row in read_rows(run.recorded):
         ids = tuple(tokenizer(row["text"], add_special_tokens=False)["input_ids"])
         raw.append(RawAnswer(row["prompt"], 0, row["text"], len(ids), ids))
-    return score_answers(raw, rows, rewards, judges=judges)
+    return score_answers(raw, rows, rewards, judges=judges, calling=calling_for(run))
 
 
 def _with_likelihood(

@@ -6,7 +6,7 @@ from typing import Any
 
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ModelError
-from praison_agent_rl.models import load_model, load_tokenizer, plain_weights, stored_dtype
+from praison_agent_rl.models import load_model, load_scorer, load_tokenizer, plain_weights, stored_dtype
 from praison_agent_rl.records import MergeProof
 from praison_agent_rl.runs import publish_folder
 
@@ -56,19 +56,47 @@ def merge_adapter(base: str, adapter: Path, out: Path, *, config: TrainConfig, p
     return proof
 
 
+def merge_scorer(base: str, adapter: Path, out: Path, *, config: TrainConfig, sequences: list[list[int]]) -> MergeProof:
+    """The same for a reward model: scores of ``sequences`` are compared instead of logits.
+
+    Raises:
+        ModelError: the merged model does not score as base + adapter do, or the adapter changes nothing.
+    """
+    from peft import PeftModel
+
+    base = plain_weights(base)
+    tokenizer, stored = load_tokenizer(base, config), stored_dtype(base, config)
+    model = load_scorer(base, config, device="cpu", full_precision=True, new_head=True)
+    before = _logits(model, sequences)
+    adapted = PeftModel.from_pretrained(model, str(adapter))
+    adapted.eval()
+    wanted = _logits(adapted, sequences)
+    try:
+        merged = adapted.merge_and_unload(safe_merge=True)
+    except ValueError as error:  # peft: not every merged weight is a finite number
+        raise ModelError(f"the adapter {str(adapter)!r} cannot be merged: {error}") from error
+    merge_error = _largest_difference(wanted, _logits(merged, sequences))
+    temporary = out.with_name(f".{out.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    merged.to(_dtype(stored))
+    merged.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    reread = load_scorer(str(temporary), config, device="cpu", full_precision=True)
+    proof = MergeProof(
+        tokens=sum(map(len, sequences)),
+        merge_error=merge_error,
+        saved_error=_largest_difference(wanted, _logits(reread, sequences)),
+        tolerance=TOLERANCE_FLOAT32 if stored in ("float32", "float64") else TOLERANCE_16_BIT,
+        change=_largest_difference(before, wanted),
+    )
+    if problems := _differences(proof, "scores"):
+        raise ModelError("the merge cannot be trusted, so no reward model was made:\n" + "\n".join(problems))
+    publish_folder(temporary, out)
+    return proof
+
+
 def _check_proof(proof: MergeProof, merged: Any, folder: Path, *, tied: bool, chat: bool) -> None:
-    problems = []
-    # "not (a <= b)" and not "a > b": NaN must fail
-    if not proof.merge_error <= TOLERANCE_FLOAT32:
-        problems.append(
-            f"merged logits differ from base + adapter by {proof.merge_error:.3g} (allowed: {TOLERANCE_FLOAT32})"
-        )
-    if not proof.saved_error <= proof.tolerance:
-        problems.append(
-            f"saved weights differ from base + adapter by {proof.saved_error:.3g} (allowed: {proof.tolerance})"
-        )
-    if not proof.change > 0:
-        problems.append("the adapter changes nothing: its logits are those of the base model")
+    problems = _differences(proof, "logits")
     if bool(merged.config.get_text_config().tie_word_embeddings) != tied:
         problems.append("the tying of embeddings and output head was lost")
     expected = ["config.json", "generation_config.json", "tokenizer_config.json"]
@@ -83,17 +111,38 @@ def _check_proof(proof: MergeProof, merged: Any, folder: Path, *, tied: bool, ch
         raise ModelError("the merge cannot be trusted, so no version was made:\n" + "\n".join(problems))
 
 
-def _save(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
-    import torch
+def _differences(proof: MergeProof, what: str) -> list[str]:
+    problems = []
+    # "not (a <= b)" and not "a > b": NaN must fail
+    if not proof.merge_error <= TOLERANCE_FLOAT32:
+        problems.append(
+            f"merged {what} differ from base + adapter by {proof.merge_error:.3g} (allowed: {TOLERANCE_FLOAT32})"
+        )
+    if not proof.saved_error <= proof.tolerance:
+        problems.append(
+            f"saved weights differ from base + adapter by {proof.saved_error:.3g} (allowed: {proof.tolerance})"
+        )
+    if not proof.change > 0:
+        problems.append(f"the adapter changes nothing: its {what} are those of the base model")
+    return problems
 
-    model.to(getattr(torch, dtype))
+
+def _save(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
+    model.to(_dtype(dtype))
     # Without it `transformers serve` ignores the temperature that a request asks for.
     model.generation_config.do_sample = True
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
+def _dtype(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name)
+
+
 def _logits(model: Any, prompts: list[list[int]]) -> list[Any]:
+    """The model's output for each sequence by itself: padding would be one more thing that could differ."""
     import torch
 
     with torch.inference_mode():

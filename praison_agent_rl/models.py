@@ -7,10 +7,11 @@ import contextlib
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,9 +215,43 @@ def _template(given: str) -> str:
 
 def load_model(source: str, config: TrainConfig, *, device: str, full_precision: bool = False) -> Any:
     """The causal language model of ``source`` on ``device``; ``full_precision`` means float32, unquantised."""
-    import torch
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
+
+    options = _load_options(config, device=device, full_precision=full_precision)
+    model = _loaded(AutoModelForCausalLM, source, options)
+    if getattr(model, "is_quantized", False):
+        return model.dequantize().float() if full_precision else model  # quantised weights choose their own device
+    return model.to(device)
+
+
+def load_scorer(
+    source: str, config: TrainConfig, *, device: str, new_head: bool = False, full_precision: bool = False
+) -> Any:
+    """The model of ``source`` with one number as its output, the score.
+
+    Raises:
+        ModelError: the weights have no head that gives a score; with ``new_head`` one starts from the seed.
+    """
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    options = _load_options(config, device=device, full_precision=full_precision)
+    torch.manual_seed(config.seed)
+    asked = {**options, "num_labels": 1, "output_loading_info": True}
+    with _without_head_report():
+        model, found = _loaded(AutoModelForSequenceClassification, source, asked)
+    if (missing := sorted(found["missing_keys"])) and not new_head:
+        raise ModelError(
+            f"{source!r} is no reward model: it has no weights for {missing[0]}; a language model gives no score, "
+            "train a reward model on it first (method: reward)"
+        )
+    # by it the model finds the last token of each text in a batch
+    model.config.get_text_config().pad_token_id = load_tokenizer(source, config).pad_token_id
+    return model if getattr(model, "is_quantized", False) else model.to(device)
+
+
+def _load_options(config: TrainConfig, *, device: str, full_precision: bool) -> dict[str, Any]:
+    import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(
@@ -230,13 +265,28 @@ def load_model(source: str, config: TrainConfig, *, device: str, full_precision:
         options["dtype"] = getattr(torch, config.dtype)
     if not full_precision and (config.load_in_4bit or config.load_in_8bit):
         options["quantization_config"] = _quantization(config)
+    return options
+
+
+def _loaded(kind: Any, source: str, options: dict[str, Any]) -> Any:
+    from safetensors import SafetensorError
+
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, **options)
+        return kind.from_pretrained(source, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"the weights of {source!r} cannot be loaded: {error}") from error
-    if getattr(model, "is_quantized", False):
-        return model.dequantize().float() if full_precision else model  # quantised weights choose their own device
-    return model.to(device)
+
+
+@contextlib.contextmanager
+def _without_head_report() -> Iterator[None]:
+    """Transformers warns that the head is new, which is why it is trained."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def stored_dtype(source: str, config: TrainConfig) -> str:
@@ -315,7 +365,7 @@ def render_prompts(
 
 def _render(tokenizer: Any, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
     encoded = tokenizer.apply_chat_template(
-        [_for_template(message) for message in messages],
+        [for_template(message) for message in messages],
         tools=list(tools) or None,
         add_generation_prompt=True,
         tokenize=True,
@@ -324,7 +374,7 @@ def _render(tokenizer: Any, messages: list[dict[str, Any]], tools: Sequence[dict
     return list(encoded["input_ids"])
 
 
-def _for_template(message: dict[str, Any]) -> dict[str, Any]:
+def for_template(message: dict[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: content as text, and tool-call arguments as a mapping."""
     content = message.get("content")
     if isinstance(content, list):

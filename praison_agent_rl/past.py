@@ -16,6 +16,8 @@ from praison_agent_rl.transcripts import DEFAULT_STORE, iter_run_dicts
 
 VERSION_COLUMN = "_version"
 """Which version's held-out prompt a row of ``earlier.jsonl`` is; rewards do not see this column."""
+MOST_ANSWERS = 16
+"""Recorded answers to one prompt that are looked at."""
 MOST_EARLIER = 200
 """Prompts of earlier versions that are asked; more would take longer than the held-out ones themselves."""
 
@@ -61,6 +63,8 @@ class Past:
     rival: Rival | None = None
     since: str | None = None
     """When what answers now was decided; see ``Plan.since``."""
+    answered: Sequence[Row] = ()
+    """See `recorded_answers`."""
 
 
 @dataclass
@@ -98,6 +102,8 @@ def choose_earlier(
     What is trained on now can judge no more. What is held out now, by the same rewards, is asked anyway. A prompt of
     several versions with the same rewards counts for the newest of them.
     """
+    if not earlier:
+        return Chosen()
     trained = {_asked(row) for row in train}
     seen = {(_asked(row), _alike(rewards)) for row in held_out}
     found: list[Row] = []
@@ -143,6 +149,25 @@ def recorded_incumbent(
     ]
 
 
+def recorded_answers(agent: Any, base: str, train: Sequence[Row], *, store: Path = DEFAULT_STORE) -> list[Row]:
+    """The different answers that ``base`` gave to the same prompt while ``agent`` ran on it, as ``{prompt, texts}``.
+
+    Answers of another model say nothing of what the trained one can do, and equal ones may come from an agent that does
+    not sample, so a prompt counts from its second answer on. Runs count as they do in `recorded_incumbent`.
+    """
+    if not store.is_dir() or not _runs_on(agent, base):
+        return []
+    model = str(agent.llm).rpartition("/")[2]
+    texts: dict[str, dict[str, None]] = {prompt_key(row): {} for row in train}
+    for run in iter_run_dicts(store):
+        text = _only_answer(run, model)
+        said = texts.get(prompt_key({"prompt": run["calls"][0]["messages"]})) if text is not None else None
+        if said is not None and text is not None and len(said) < MOST_ANSWERS:
+            said[text] = None
+    asked = {prompt_key(row): row["prompt"] for row in train}
+    return [{"prompt": asked[key], "texts": list(said)} for key, said in texts.items() if len(said) > 1]
+
+
 def _recorded_answers(rows: Sequence[Row], model: str, store: Path) -> dict[int, str]:
     places = {row["run"]: place for place, row in enumerate(rows) if isinstance(row.get("run"), str)}
     if not places or not store.is_dir():
@@ -150,13 +175,19 @@ def _recorded_answers(rows: Sequence[Row], model: str, store: Path) -> dict[int,
     found = {}
     for run in iter_run_dicts(store):
         place = places.get(run["id"])
-        if place is None or run["error"] is not None or len(run["calls"]) != 1:
-            continue
-        (call,) = run["calls"]
-        text = _text((call.get("reply") or {}).get("content"))
-        if text is not None and str(call.get("model")).rpartition("/")[2] == model:
+        if place is not None and (text := _only_answer(run, model)) is not None:
             found[place] = text
     return found
+
+
+def _only_answer(run: Mapping[str, Any], model: str) -> str | None:
+    """The answer of a run that ``model`` gave by one call."""
+    if run["error"] is not None or len(run["calls"]) != 1:
+        return None
+    (call,) = run["calls"]
+    return (
+        _text((call.get("reply") or {}).get("content")) if str(call.get("model")).rpartition("/")[2] == model else None
+    )
 
 
 def _runs_on(agent: Any, base: str) -> bool:

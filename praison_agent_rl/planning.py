@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from praison_agent_rl import data as datasets
 from praison_agent_rl.config import TrainConfig
-from praison_agent_rl.config_keys import Findings, did_you_mean, listed, parse_overrides, read_source, rename
+from praison_agent_rl.config_files import read_source
+from praison_agent_rl.config_keys import Findings, did_you_mean, listed, parse_overrides, rename
 from praison_agent_rl.config_values import DatasetSpec, read_dataset
 from praison_agent_rl.control import control_rows
 from praison_agent_rl.data import Row
@@ -26,6 +27,8 @@ from praison_agent_rl.errors import ConfigError, PraisonRLError
 from praison_agent_rl.estimate import LEAST_DISK, Estimate, estimate_run, free_disk, in_words
 from praison_agent_rl.guards import LIMITS
 from praison_agent_rl.models import find_weights, require_training_stack
+from praison_agent_rl.pair_lengths import check_lengths, mean_tokens
+from praison_agent_rl.pair_texts import explicit
 from praison_agent_rl.past import Past, choose_earlier
 from praison_agent_rl.preflight import (
     check_adapter_targets,
@@ -37,12 +40,13 @@ from praison_agent_rl.preflight import (
 from praison_agent_rl.records import GateRules, Plan, PlannedReward
 from praison_agent_rl.rewards import Reward, listed_specs, portable, prepare, require, resolve_all
 from praison_agent_rl.runs import HOME, RunFolder, now, slug, write_record
+from praison_agent_rl.short_trials import SHORT, short_trial
+from praison_agent_rl.watch_rows import put_aside
 from praison_agent_rl.weight_files import read_config
 
 T = TypeVar("T")
 
 _LIBRARIES = ("praison-agent-rl", "praisonaiagents", "torch", "transformers", "trl", "peft", "datasets", "accelerate")
-_METHODS_TRAINED = ("grpo",)
 _FEW_HELD_OUT = 30
 
 
@@ -59,6 +63,8 @@ class Draft:
     notes: list[str] = field(default_factory=list)
     judges: list[Reward] = field(default_factory=list)
     """Rewards that judge and are not trained on."""
+    watch: list[Row] = field(default_factory=list)
+    """Taken out of the rows to train on, to watch with."""
     candidate: str | None = None
     """Weights to compare with the base; nothing is trained then."""
     manifest: Path | None = None
@@ -133,6 +139,7 @@ def finish_draft(
 ) -> Draft:
     """Split the rows, try the rewards on a sample, and check what depends on the two; raises all problems at once."""
     notes = list(config.notes)
+    rows = rows if config.method == "grpo" else [explicit(row) for row in rows]
     problems.attempt(lambda: _check_runnable(config))
     problems.attempt(lambda: check_packages(config))
     problems.attempt(lambda: check_chat_template(config))
@@ -140,23 +147,27 @@ def finish_draft(
     tied = bool(read_config(base).get("tie_word_embeddings"))
     problems.attempt(lambda: check_adapter_targets(config, tied=tied, source=base))
     notes += problems.attempt(lambda: check_layers(config, base)) or []
+    notes += problems.attempt(lambda: check_lengths(config, base, rows, tools=tools)) or []
     split = problems.attempt(lambda: datasets.split_rows(rows, config.held_out, seed=config.held_out_seed))
+    aside = problems.attempt(partial(put_aside, split[0], config)) if split is not None else None
     prompts, columns = datasets.sample(rows)
-    prompts = [datasets.as_messages(prompt) for prompt in prompts]
+    prompts = [datasets.as_messages(prompt) for prompt in prompts if prompt is not None]
     scorers = prepare_rewards(config, prompts, columns, problems=problems)
-    if split is not None:
-        problems.attempt(lambda: config.check_prompt_count(len(split[0])))
+    tried = problems.attempt(partial(_try_shortly, config, scorers, prompts, columns)) if scorers is not None else None
+    if aside is not None:
+        problems.attempt(partial(config.check_prompt_count, len(aside[0])))
     problems.raise_all()
-    assert split is not None and scorers is not None
-    rewards, judges = scorers
+    assert split is not None and aside is not None and tried is not None
+    rewards, judges, said = tried
     forms = {"text": "plain text", "messages": "message lists"}
     notes += [f"the reward {reward.name} reads answers as {forms[reward.shape.completions]}" for reward in rewards]
+    notes += [*said, *aside[2]]
     if 0 < len(split[1]) < _FEW_HELD_OUT:
         notes.append(f"only {len(split[1])} prompts are held out; a small gain cannot be proved with so few")
     if tools:
         names = ", ".join(str(tool.get("function", {}).get("name")) for tool in tools)
         notes.append(f"the agent's tools ({names}) are shown to the model but not run in training")
-    return Draft(config, base, split[0], split[1], rewards, list(tools), notes, judges)
+    return Draft(config, base, aside[0], split[1], rewards, list(tools), notes, judges, aside[1])
 
 
 def prepare_rewards(
@@ -178,10 +189,22 @@ def prepare_rewards(
     return rewards, apart
 
 
+def _try_shortly(
+    config: TrainConfig,
+    scorers: tuple[list[Reward], list[Reward]],
+    prompts: Sequence[Any],
+    columns: Mapping[str, Sequence[Any]],
+) -> tuple[list[Reward], list[Reward], list[str]]:
+    """Rewards and judges that know what their scores depend on, and what a short trial says; raises RewardError."""
+    rules = replace(SHORT, timeout=config.reward_timeout, batch=config.prompts_per_batch * config.num_generations)
+    found, count = short_trial([*scorers[0], *scorers[1]], prompts, columns, rules=rules), len(scorers[0])
+    return found.rewards[:count], found.rewards[count:], found.notes
+
+
 def expected_cost(draft: Draft) -> Estimate:
     """What the run is expected to take on this machine."""
-    sizes = {"train": len(draft.train), "held_out": len(draft.held_out)}
-    return estimate_run(draft.config, draft.base, **sizes, device=best_device())
+    sizes, tokens = {"train": len(draft.train), "held_out": len(draft.held_out)}, mean_tokens(draft.train)
+    return estimate_run(draft.config, draft.base, **sizes, device=best_device(), pair_tokens=tokens)
 
 
 def check_room(draft: Draft, root: Path) -> None:
@@ -217,13 +240,17 @@ def write_run(draft: Draft, root: Path, past: Past | None = None) -> RunFolder:
     with _whole_or_gone(root):
         datasets.write_rows(run.train_rows, draft.train)
         datasets.write_rows(run.held_out_rows, draft.held_out)
-        if draft.held_out:
+        if draft.watch:
+            datasets.write_rows(run.watch_rows, draft.watch)
+        if draft.held_out and draft.config.method != "reward":  # which answers nothing
             datasets.write_rows(run.guard_rows("control"), control_rows())
         if draft.held_out and chosen.rows:
             datasets.write_rows(run.guard_rows("earlier"), chosen.rows)
         if past.incumbent:
             said = past.incumbent.answers
             datasets.write_rows(run.recorded, [{"prompt": place, "text": said[place]} for place in sorted(said)])
+        if past.answered:
+            datasets.write_rows(run.answered, past.answered)
         if draft.manifest:
             shutil.copy2(draft.manifest, run.manifest)
         write_record(run.plan_file, plan)  # last: a folder with a plan is a whole one
@@ -312,10 +339,6 @@ def _check_runnable(config: TrainConfig) -> None:
         raise ConfigError(
             f"resume_from_checkpoint={config.resume_from_checkpoint!r}: a run is continued as it was planned, by "
             "`praison-agent-rl train --resume RUN` with the run's folder; take the key out of the configuration"
-        )
-    if config.method not in _METHODS_TRAINED:
-        raise ConfigError(
-            f"method {config.method!r} is read and checked, but this version trains only {', '.join(_METHODS_TRAINED)}"
         )
 
 

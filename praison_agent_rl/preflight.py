@@ -83,10 +83,18 @@ def check_adapter_targets(config: TrainConfig, *, tied: bool, source: str) -> No
         )
     if heads := sorted(adapted & set(_HEADS)):
         raise ModelError(
-            f"lora_target_modules names {', '.join(heads)}, the output head: GRPO computes log-probabilities from its "
-            "weights directly (TRL refuses this too), so an adapter there would never be trained. Leave it out "
+            f"lora_target_modules names {', '.join(heads)}, the output head: {_why_no_head(config)}. Leave it out "
             "(all-linear does)"
         )
+
+
+def _why_no_head(config: TrainConfig) -> str:
+    if config.method == "reward":
+        return "a reward model has none, but a score head, which is always trained"
+    return (
+        "GRPO computes log-probabilities from its weights directly (TRL refuses this too), so an adapter there would "
+        "never be trained"
+    )
 
 
 def check_layers(config: TrainConfig, source: str) -> list[str]:

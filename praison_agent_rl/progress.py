@@ -12,6 +12,7 @@ _STAGES = {
     "train": "training",
     "merge": "merging the adapter and proving the merge",
     "measure_new": "asking the new model the same held-out prompts",
+    "reward measure_new": "scoring the held-out pairs",
 }
 _PLAIN_EVERY_SECONDS = 10.0
 
@@ -20,7 +21,7 @@ class RunProgress:
     """Takes events one by one; use as a context manager, so that the terminal is left clean."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, soft_wrap=True)
+        self.console = console or Console(stderr=True, soft_wrap=True, emoji=False)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -48,10 +49,17 @@ class RunProgress:
         """Show one event."""
         kind = event["event"]
         if kind == "stage":
-            self._begin(event["stage"])
+            told = _STAGES.get(f"{event.get('method')} {event['stage']}", _STAGES.get(event["stage"], event["stage"]))
+            self._begin(event["stage"], told)
         elif kind == "note" and event["text"] not in self._said:  # several stages may notice the same
             self._said.add(event["text"])
             self.say(event["text"])
+        elif kind == "diagnosis":
+            ends = " (training ends)" if event["severity"] == "stop" else ""
+            self.say(f"! step {event['step']}, {event['name']}{ends}: {event['text']}")
+            self.say(f"  what to change: {event['advice']}")
+        elif kind == "watched":
+            self.say(_looked(event))
         elif kind == "step":
             self._advance(event["step"], event["of"], _facts(event))
         elif kind == "answered":
@@ -61,9 +69,9 @@ class RunProgress:
         """A plain line, above the moving one."""
         self.console.print(f"  {text}", markup=False, highlight=False)
 
-    def _begin(self, stage: str) -> None:
+    def _begin(self, stage: str, told: str) -> None:
         self._stage, self._started, self._last_plain = stage, time.monotonic(), 0.0
-        self.console.print(_STAGES.get(stage, stage), style="bold", markup=False, highlight=False)
+        self.console.print(told, style="bold", markup=False, highlight=False)
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(f"  {stage.replace('_', ' ')}", total=None, facts="starting")
@@ -77,8 +85,20 @@ class RunProgress:
             self.say(f"{self._stage.replace('_', ' ')} {done}/{of}  {facts}")
 
 
+def _looked(event: dict[str, Any]) -> str:
+    """How the prompts fare that were put aside."""
+    total = f"step {event['step']}: reward {event['total']:.3f} on the watched prompts"
+    if not event["step"]:
+        return f"{total}, before training"
+    unsure = f" ±{event['gain_error']:.3f}" if event.get("gain_error") is not None else ""
+    return f"{total} ({event['gain']:+.3f}{unsure}){', the best so far' if event.get('best') else ''}"
+
+
 def _facts(event: dict[str, Any]) -> str:
-    """Reward, KL or entropy, length, speed and the time left, of one training step."""
+    """Reward, KL or entropy, length, speed and the time left, of one training step; of pairs, how they fare."""
+    if "loss" in event and "reward" not in event:
+        seen = ((name, event[name]) for name in ("loss", "accuracy", "margin") if name in event)
+        return "  ".join(f"{name} none" if value is None else f"{name} {value:.3f}" for name, value in seen)
     parts = [f"reward {event['reward']:.3f}" if event.get("reward") is not None else "reward none"]
     for name in ("kl", "entropy"):
         if event.get(name) is not None:

@@ -242,6 +242,45 @@ class Version(Record):
         return self.verdict.passed if self.verdict else self.comparison.better
 
 
+class RewardCard(Record):
+    """A trained reward model: where it comes from, how often it is right, and how its scores lie."""
+
+    format: int = 1
+    name: str
+    version: str | None = None
+    """``v1``, ``v2``, ...; None before it is published."""
+    base: str
+    base_hash: str | None = None
+    created: str
+    train: int
+    """Pairs that were trained on."""
+    held_out: int
+    """Distinct prompts that were held out; accuracy and margin are over them."""
+    accuracy: float
+    """Share of held-out pairs whose chosen answer scores higher; an equal score is half right."""
+    accuracy_low: float
+    """Of its 95 % interval (Wilson), prompts taken as one draw each."""
+    accuracy_high: float
+    margin: float
+    """Mean of chosen less rejected score on the held-out pairs."""
+    score_mean: float
+    """Of answers that were trained on: what ``scale: zscore`` takes off."""
+    score_std: float
+    """And what it divides by."""
+    score_quantiles: dict[str, float]
+    """5 %, 25 %, 50 %, 75 % and 95 % of those scores."""
+    form: Literal["text", "messages"]
+    """What it was trained on."""
+    tools: list[dict[str, Any]] = []
+    """Tool schemas that were rendered with the prompts."""
+    max_length: int
+    """Tokens of prompt and answer; longer ones are cut at their beginning when scored."""
+    passed: bool
+    """Whether the interval of the accuracy lies above a half, on enough prompts to mean it."""
+    libraries: dict[str, str] = {}
+    run: str | None = None
+
+
 class Pointer(Record):
     """Which version of an agent is to answer; None is the model that the agent was built with."""
 

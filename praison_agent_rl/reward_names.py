@@ -1,5 +1,6 @@
 """Finds the function that a ``module:function`` text names, and learns what a function calls itself and takes."""
 
+import difflib
 import functools
 import importlib
 import inspect
@@ -51,6 +52,12 @@ def short(value: object) -> str:
     except Exception:  # noqa: BLE001 - a user's own class may fail even here
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The known names that are nearly ``name``, to stand behind it in an error; empty if none is."""
+    near = difflib.get_close_matches(name, known, n=2)
+    return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
 
 
 def cause_of(error: BaseException) -> str:
@@ -113,7 +120,8 @@ def _attribute(owner: object, name: str, at: str) -> object:
         names = [key for key in (vars(owner) if isinstance(owner, ModuleType) else dir(owner)) if key[0] != "_"]
         kinds = {key: inspect.getattr_static(owner, key, None) for key in names}  # static: runs no property
         there = sorted(key for key, kind in kinds.items() if callable(kind) or isinstance(kind, classmethod))
-        raise RewardError(f"{at!r} has no {name!r}. Callables there: {', '.join(there[:8]) or 'none'}") from None
+        listed = f"Callables there: {', '.join(there[:8]) or 'none'}"
+        raise RewardError(f"{at!r} has no {name!r}{did_you_mean(name, there)}. {listed}") from None
     except Exception as error:  # a property or a lazy module may raise anything
         raise RewardError(f"{name!r} of {at!r} cannot be read: {cause_of(error)}") from error
     plain = inspect.isclass(owner) and isinstance(inspect.getattr_static(owner, name), FunctionType)
@@ -162,12 +170,19 @@ def takes(fn: Function, name: str) -> bool:
     return taken is None or any(p.kind is p.VAR_KEYWORD or (p.name == name and p.kind in named) for p in taken)
 
 
-def check_signature(fn: Function, spec: str = "") -> str | None:
-    """Log, and return, a warning if ``fn`` does not take ``completions``; refusing could block code that works."""
+def unlike_trl(fn: Function, spec: str = "") -> str | None:
+    """What is odd about ``fn`` if it does not take ``completions``; refusing could block code that works."""
     if takes(fn, "completions"):
         return None
     name = getattr(fn, "__name__", "") or spec or name_of(fn)
-    text = f"{name} does not take 'completions'; TRL calls reward functions as (prompts, completions, **kwargs)"
+    return f"{name} does not take 'completions'; TRL calls reward functions as (prompts, completions, **kwargs)"
+
+
+def check_signature(fn: Function, spec: str = "") -> str | None:
+    """Log, and return, a warning if ``fn`` does not take ``completions``."""
+    text = unlike_trl(fn, spec)
+    if text is None:
+        return None
     logger.warning(text)
     return f"WARNING: {text}"
 

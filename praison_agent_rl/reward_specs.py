@@ -7,6 +7,7 @@ A ``module:function`` text, a callable, or a mapping with parameters:
 import functools
 import inspect
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,19 @@ import yaml
 
 from .errors import RewardError
 from .records import PlannedReward
-from .reward_names import Function, cause_of, collect, declared, find, parameters_of, short, spec_of, takes
+from .reward_cards import is_model_name
+from .reward_names import (
+    Function,
+    cause_of,
+    collect,
+    declared,
+    did_you_mean,
+    find,
+    parameters_of,
+    short,
+    spec_of,
+    takes,
+)
 
 _OWN_KEYS = ("reward", "weight", "columns", "name")
 
@@ -41,6 +54,9 @@ def read_spec(given: object) -> RewardSpec:
     if isinstance(given, str) and given.lstrip().startswith("{"):
         given = _mapping_in(given)
     if not isinstance(given, Mapping) or "reward" not in given:
+        if isinstance(given, Mapping) and any(":" in str(key) or did_you_mean(str(key), ["reward"]) for key in given):
+            lacks = "A mapping needs the key 'reward', as in {reward: module:function, weight: 0.5}"
+            raise RewardError(f"reward function {short(_without_keys(given))} is not a 'module:function' path. {lacks}")
         return RewardSpec(given)
     faults = []
     reward = given.get("reward")
@@ -56,7 +72,7 @@ def read_spec(given: object) -> RewardSpec:
     if odd := [key for key in given if not isinstance(key, str)]:
         faults.append(f"its key {short(odd[0])} is no text")
     if faults:
-        raise RewardError(f"the reward {short(dict(given))} cannot be read: {'; '.join(faults)}")
+        raise RewardError(f"the reward {short(_without_keys(given))} cannot be read: {'; '.join(faults)}")
     parameters = {key: value for key, value in given.items() if key not in _OWN_KEYS}
     return RewardSpec(reward, parameters, dict(columns), None if weight is None else float(weight), name, plain=False)
 
@@ -65,8 +81,17 @@ def _mapping_in(text: str) -> object:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        why = str(error).replace("\n", " ")
+        mark, why = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "it is not well-formed"
+        why += f" (at letter {mark.index + 1})" if mark else ""
         raise RewardError(f"reward function {short(text)} is no mapping that YAML can read: {why}") from error
+
+
+def _without_keys(given: Mapping[Any, Any]) -> dict[Any, Any]:
+    """``given`` as it may be shown: a key or a password that somebody wrote into a config is not."""
+    secret = re.compile(r"(?i)key|token|secret|passw")
+    return {
+        name: "***" if isinstance(value, str) and secret.search(str(name)) else value for name, value in given.items()
+    }
 
 
 def listed_specs(given: object) -> list[Any]:
@@ -77,6 +102,8 @@ def listed_specs(given: object) -> list[Any]:
 def resolve(spec: object, *, base: str | os.PathLike[str] | None = None) -> Function:
     """The callable that an entry stands for, sought in folder ``base`` too; a callable stands for itself."""
     read = read_spec(spec)
+    if isinstance(read.reward, str) and is_model_name(read.reward):
+        return _model_reward(read.reward, read.parameters)
     found = find(read.reward, base=base, made=not read.plain)
     label = repr(read.reward) if isinstance(read.reward, str) else short(read.reward)
     if inspect.isclass(found):
@@ -84,10 +111,15 @@ def resolve(spec: object, *, base: str | os.PathLike[str] | None = None) -> Func
     lacking = [name for name in {**read.parameters, **read.columns} if not takes(found, name)]
     if lacking:
         there = [p.name for p in parameters_of(found) or [] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        raise RewardError(
-            f"reward function {label} takes no {', '.join(map(repr, lacking))}; it takes: {', '.join(there)}"
-        )
+        odd = ", ".join(f"{name!r}{did_you_mean(name, [*there, *_OWN_KEYS])}" for name in lacking)
+        raise RewardError(f"reward function {label} takes no {odd}; it takes: {', '.join(there)}")
     return functools.partial(found, **read.parameters) if read.parameters else found
+
+
+def _model_reward(name: str, parameters: Mapping[str, Any]) -> Function:
+    from .reward_models import ModelReward
+
+    return _instance(functools.partial(ModelReward, name), parameters, f"reward model {name!r}")
 
 
 def _instance(kind: Any, parameters: Mapping[str, Any], label: str) -> Function:
@@ -95,7 +127,8 @@ def _instance(kind: Any, parameters: Mapping[str, Any], label: str) -> Function:
         made = kind(**parameters)
     except Exception as error:  # a user's class may raise anything
         why = str(error) if isinstance(error, RewardError) else cause_of(error)
-        raise RewardError(f"the class {label} cannot be made with {short(dict(parameters))}: {why}") from error
+        given = f" with {short(_without_keys(parameters))}" if parameters else ""
+        raise RewardError(f"{label} cannot be made{given}: {why}") from error
     if not callable(made):
         raise RewardError(f"{label} is a class whose instances are no rewards: they cannot be called")
     return made  # type: ignore[no-any-return]  # what has been called a class is typed as Any
@@ -138,6 +171,8 @@ def portable(given: object) -> tuple[str | None, dict[str, Any]]:
     An object may say both itself, by an attribute ``reward_spec`` that is a mapping as `read_spec` takes it.
     """
     read = read_spec(given)
+    if isinstance(read.reward, str) and is_model_name(read.reward):
+        read = RewardSpec(resolve(given))  # it says which version it is
     said = declared(read.reward, "reward_spec") if callable(read.reward) and not inspect.isclass(read.reward) else None
     if isinstance(said, Mapping):
         own = read_spec(said)

@@ -6,14 +6,20 @@ import functools
 import inspect
 import logging
 import numbers
+import os
+import re
+import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
+from .deadlines import TimedOut, within
 from .errors import RewardError as RewardError  # "as": praisonai_train.rewards offers it, so this module does
 from .reward_names import OWN as OWN
 from .reward_names import (
@@ -60,6 +66,8 @@ _warn_once = functools.cache(logger.warning)  # cached by its text: said once an
 _RENAMED = {"prompt": "prompts", "completion": "completions"}  # columns that TRL holds back and passes in the plural
 _WANTED = "wanted: a list with one number or None per completion"
 _PLAIN = Shape("text", "text")
+LONGEST_SEARCH = 300.0
+"""Seconds for finding the form that one reward reads, which takes up to four calls with a dozen answers."""
 
 
 def _in_form(form: Form, value: Text, role: str) -> Text:
@@ -79,11 +87,26 @@ def _wait(result: Awaitable[Any]) -> Any:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(outcome())
+        with _interruptible():
+            return asyncio.run(outcome())
     # where a loop runs (a notebook, a service) a second one cannot; a daemon, so that Ctrl-C need not wait for it
     done: Future[Any] = Future()
     threading.Thread(target=_settle, args=(done, outcome), daemon=True).start()
     return done.result()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end a coroutine that does not await: asyncio would make it a cancellation, which none there sees."""
+    usual = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or usual is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: signal.default_int_handler(number, frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def _settle(done: "Future[Any]", outcome: Callable[[], Any]) -> None:
@@ -151,6 +174,7 @@ class Reward:
 
     def __call__(self, /, prompts: Texts, completions: Texts, **columns: Any) -> list[Score]:
         """One score per completion; raises RewardError if the function fails or returns something else."""
+        own = os.getpid()
         try:
             values = self.fn(**self.arguments(prompts, completions, columns))
             if inspect.isawaitable(values):
@@ -160,7 +184,19 @@ class Reward:
         except BaseException as error:  # the reward boundary: user code may raise anything
             first = f" (first completion: {short(completions[0])})" if completions else ""
             raise RewardError(f"reward {self.name!r} failed: {cause_of(error)}{first}") from error
+        finally:
+            if os.getpid() != own:  # a reward that forks would leave a second process that goes on as the first
+                os._exit(0)
         return as_scores(values, self.name, len(completions))
+
+
+def from_model(model: str, **options: Any) -> Function:
+    """A trained reward model as a reward: ``rewards/<name>``, a folder or a hub name; see `reward_models.ModelReward`.
+
+    Raises:
+        RewardError: there is none of that name, or an option is wrong.
+    """
+    return resolve({"reward": model, **options})
 
 
 def total(scores_by_reward: Sequence[Sequence[Score]], weights: Sequence[float]) -> list[Score]:
@@ -172,7 +208,7 @@ def total(scores_by_reward: Sequence[Sequence[Score]], weights: Sequence[float])
     return sums
 
 
-def _answers(hints: Sequence[str]) -> list[str]:
+def made_up_answers(hints: Sequence[str]) -> list[str]:
     """Answers that differ in length and markup and hold what the row knows, so that most rewards tell them apart."""
     known = ", ".join(hints) or "42"
     steps = "First I read the question twice. Then I look at each part of it in turn and compare. "
@@ -189,7 +225,7 @@ def _sample(fn: Function, prompts: Texts, columns: Columns, renamed: Mapping[str
     sample: dict[str, Any] = {name: [] for name in ("prompts", "completions", *passed)}
     for i, prompt in enumerate(prompts):
         row = {name: columns[name][i] for name in passed}
-        for answer in _answers([str(row[name]) for name in telling if isinstance(row[name], str | int | float)]):
+        for answer in made_up_answers([str(row[name]) for name in telling if isinstance(row[name], str | int | float)]):
             for name, value in {"prompts": prompt, "completions": answer, **row}.items():
                 sample[name].append(value)
     sample["completion_ids"] = [list(range(1, len(answer.split()) + 1)) for answer in sample["completions"]]
@@ -203,6 +239,8 @@ def find_shape(
 ) -> Shape:
     """The form that ``fn`` reads, found by trying unless it says so itself; raises RewardError if none works."""
     name = name or name_of(fn)
+    if declared(fn, "trusted") and declared(fn, "reads"):
+        return Shape(*declared(fn, "reads"))
     if not prompts:
         raise RewardError(f"reward {name!r} cannot be tried: there is no sample prompt")
     sample = _sample(fn, prompts, columns, renamed or {})
@@ -232,9 +270,9 @@ def _shapes_to_try(fn: Function, prompts: Texts) -> list[Shape]:
 
 
 def _in_no_form(name: str, failures: Sequence[tuple[Shape, str]]) -> str:
-    """Every attempt with its cause; a cause that is the same for all is said once."""
+    """Every attempt with its cause; a cause that is the same for all, but for the values shown, is said once."""
     head = f"reward {name!r} fails on sample answers in every form:"
-    if len({cause for _, cause in failures}) == 1:
+    if len({re.sub(r"[\d.,\s()\[\]-]+", "#", cause) for _, cause in failures}) == 1:
         return f"{head} {failures[0][1]}"
     attempts = (f"  {shape.prompts} prompts, {shape.completions} completions: {cause}" for shape, cause in failures)
     return "\n".join([head, *attempts])
@@ -251,9 +289,21 @@ def _fit(entry: tuple[RewardSpec, Function, str], prompts: Texts, columns: Colum
         what = f"the column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}"
         there = ", ".join(dict.fromkeys(["prompt", *columns]))
         raise RewardError(f"reward {name!r} needs {what}; the dataset has: {there}")
-    shape = find_shape(fn, prompts, columns, name=name, renamed=spec.columns)
+    seek = functools.partial(find_shape, fn, prompts, columns, name=name, renamed=spec.columns)
+    shape = _in_time(seek, name)
     by_sample = not declared(fn, "whole_group")
     return Reward(fn, name, shape=shape, renamed=spec.columns, by_sample=by_sample)
+
+
+def _in_time(seek: Callable[[], Shape], name: str) -> Shape:
+    begun = time.monotonic()
+    try:
+        return within(LONGEST_SEARCH, seek)
+    except (TimedOut, RewardError) as error:  # the reward may have caught what was to end it
+        if time.monotonic() - begun < LONGEST_SEARCH:
+            raise
+        waits = f"did not end within {LONGEST_SEARCH:g} s when it was tried on sample answers"
+        raise RewardError(f"reward {name!r} {waits}. Give what it waits for a time limit") from error
 
 
 def prepare(specs: object, *, weights: Sequence[float] | None = None, prompts: Texts, columns: Columns) -> list[Reward]:

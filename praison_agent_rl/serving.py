@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -27,10 +26,8 @@ from praison_agent_rl.models import plain_weights
 
 _KEY_VARIABLE = "PRAISON_AGENT_RL_SERVER_KEY"
 _ATTEMPTS = 3
-_BUSY = "busy"
 LOG = "server.log"
 """A server's log in its folder."""
-_LAST_REQUEST = "last_request"
 
 
 class ServerAddress(str):
@@ -126,24 +123,6 @@ class Server(Served):
         if os.getpid() == self.owner:
             stop_child(self.process)
 
-    def retire(self, *, idle: float = 5.0, at_most: float = 60.0) -> threading.Thread:
-        """End the server once nothing was asked of it for ``idle`` seconds, or after ``at_most``; returns at once.
-
-        A turn that is under way may have further requests to make.
-        """
-        thread = threading.Thread(target=self._end_when_idle, args=(idle, time.monotonic() + at_most), daemon=True)
-        thread.start()
-        return thread
-
-    def _end_when_idle(self, idle: float, deadline: float) -> None:
-        retired = time.time()
-        while self.running and time.monotonic() < deadline:
-            last = max(retired, _modified(self.home / _LAST_REQUEST))
-            if not (self.home / _BUSY).exists() and time.time() - last >= idle:
-                break
-            time.sleep(0.1)
-        self.stop()
-
 
 def start_server(
     folder: Path,
@@ -210,13 +189,6 @@ def _clean_up(process: "subprocess.Popen[bytes]", home: Path, owner: int) -> Non
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
 def free_port() -> int:
     """A port of 127.0.0.1 that nobody listens on at the moment."""
     with socket.socket() as probe:
@@ -259,45 +231,32 @@ def _behind_key(build: Callable[..., Any], key: str) -> Callable[..., Any]:
 
     def build_with_key(*arguments: Any, **options: Any) -> Any:
         app = build(*arguments, **options)
-        app.add_middleware(KeyAndActivity, key=key)
+        app.add_middleware(KeyCheck, key=key)
         return app
 
     return build_with_key
 
 
-class KeyAndActivity:
-    """ASGI middleware: refuses requests without the key, and shows in the server's folder whether it is at work."""
+class KeyCheck:
+    """ASGI middleware: refuses requests without the key."""
 
     def __init__(self, app: Any, *, key: str) -> None:
         self._app = app
         self._wanted = f"Bearer {key}".encode()
-        self._under_way = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Handle one request, to the end of its stream."""
-        if scope["type"] != "http":
+        """Hand on a request, or answer it with 401."""
+        given = dict(scope.get("headers") or []).get(b"authorization", b"")
+        if scope["type"] == "lifespan" or hmac.compare_digest(given, self._wanted):
             await self._app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        if not hmac.compare_digest(given, self._wanted):
-            from starlette.responses import JSONResponse
-
-            refusal = JSONResponse({"error": {"message": "wrong or missing API key"}}, status_code=401)
-            await refusal(scope, receive, send)
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # policy violation, RFC 6455 section 7.4.1
             return
-        self._count(1)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._count(-1)
+        from starlette.responses import JSONResponse
 
-    def _count(self, change: int) -> None:
-        self._under_way += change
-        if self._under_way:
-            Path(_BUSY).touch()
-        else:
-            Path(_BUSY).unlink(missing_ok=True)
-            Path(_LAST_REQUEST).touch()
+        refusal = JSONResponse({"error": {"message": "wrong or missing API key"}}, status_code=401)
+        await refusal(scope, receive, send)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,16 @@
 Agent prompts are long and begin alike, and the completions of one group follow one prompt. The shared beginning of all
 prompts is computed for a batch of one, each prompt's own rest for a batch of the distinct prompts, and only what
 follows for the whole batch. Keys and values are shared through the cache, with gradients where they are wanted, so
-results and gradients are those of the plain computation (``tests/model/test_shared_prefix.py``).
+results and gradients are those of the plain computation (``tests/model/test_shared_prefix.py``), of models that
+``shareable.py`` knows to be so.
 """
 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from praison_agent_rl.shareable import cache_name
 
 if TYPE_CHECKING:
     import torch
@@ -28,25 +31,6 @@ _COUNTED_FROM_START = (
 """Settings that ``generate`` counts from where it was called; with one of them it is called once."""
 _ROWS_AT_ONCE = 8
 """Completions of similar length that are run together."""
-_MASKABLE_ATTENTION = ("sdpa", "eager")
-
-
-def why_not_shareable(model: Any) -> str | None:
-    """Why this causal language model's prompts cannot be shared exactly, or None if they can."""
-    config = model.config.get_text_config()
-    attention = getattr(config, "_attn_implementation", "sdpa")
-    if attention not in _MASKABLE_ATTENTION:
-        return f"its attention is {attention!r}, which takes no mask with a gap"
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        return f"some of its layers do not attend to everything before them ({', '.join(sorted(kinds))})"
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return "its attention slides over a window"
-    if any(getattr(config, key, None) for key in ("final_logit_softcapping", "logit_scale", "logits_scaling")):
-        return "it rescales its logits"
-    if not hasattr(model, "model") or model.get_output_embeddings() is None:
-        return "it is not a decoder with a language-model head"
-    return None
 
 
 @dataclass
@@ -81,16 +65,16 @@ def prefill(model: Any, prompts: Sequence[TokenIds], *, pad: int, hold_back: int
     mask = torch.cat([torch.ones_like(beginning), torch.tensor(gap, device=device)], 1)
     cache = DynamicCache(config=model.config)
     if shared:
-        model.model(input_ids=ids[:1, :shared], past_key_values=cache, use_cache=True)
+        _run(model, cache, input_ids=ids[:1, :shared])
         cache.batch_repeat_interleave(len(prompts))
     end = ids.size(1) - hold_back
-    states = model.model(
+    states = _run(
+        model,
+        cache,
         input_ids=ids[:, shared:end],
         attention_mask=mask[:, :end],
         position_ids=_positions(mask)[:, shared:end],
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state
+    )
     return Prefilled(cache, ids, mask, states[:, -1:])
 
 
@@ -116,9 +100,10 @@ def sample_completions(
         left = generation_config.max_new_tokens
         at_once = any(getattr(generation_config, name, None) for name in _COUNTED_FROM_START)
         block_tokens = left if at_once else _BLOCK_TOKENS
+        named = cache_name(model.base_model)
         while left > 0 and open_rows:
             block = _with_limit(generation_config, min(left, block_tokens))
-            output = model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, generation_config=block)
+            output = model.generate(input_ids=ids, attention_mask=mask, generation_config=block, **{named: cache})
             new = output[:, ids.size(1) :]
             left -= new.size(1)
             for row, tokens in zip(open_rows, new.tolist(), strict=True):
@@ -169,14 +154,21 @@ def _run_after(
     cache.layers = [copy.copy(layer) for layer in start.cache.layers]
     cache.batch_select_indices(owner)
     whole = torch.cat([start.mask[owner], mask[:, :-1].long()], 1)
-    following: torch.Tensor = model.model(
+    following = _run(
+        model,
+        cache,
         input_ids=tokens[:, :-1],
         attention_mask=whole,
         position_ids=_positions(whole)[:, start.mask.size(1) :],
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state
+    )
     return torch.cat([first, following], 1)
+
+
+def _run(model: Any, cache: Any, **inputs: "torch.Tensor") -> "torch.Tensor":
+    """Last hidden states of ``inputs`` behind what ``cache`` holds, to which they are added."""
+    body = model.base_model
+    states: torch.Tensor = body(**inputs, **{cache_name(body): cache}, use_cache=True).last_hidden_state
+    return states
 
 
 def group_equal(prompts: Sequence[TokenIds]) -> tuple[list[TokenIds], list[int]]:

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.data import read_rows
 from praison_agent_rl.errors import PraisonRLError, RewardError, TrainingFailed
 from praison_agent_rl.measuring import as_rewards, judge_run, measure, results_of, rows_as_asked
-from praison_agent_rl.merging import merge_adapter
+from praison_agent_rl.merging import merge_adapter, merge_scorer
 from praison_agent_rl.models import load_tokenizer, plain_weights, render_prompts
+from praison_agent_rl.pair_measuring import measure_reward_model
+from praison_agent_rl.pair_texts import render_pairs
 from praison_agent_rl.records import PlannedReward
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder, write_record
@@ -49,13 +52,26 @@ def run_stages(
     Raises:
         PraisonRLError: whatever went wrong, in the terms of the user.
     """
+    method = _method(run)
     for stage in stages:
-        run.report_event("stage", stage=stage)
+        run.report_event("stage", stage=stage, method=method)
         if not all(path.exists() for path in _results_of(run, stage)):
             _do(run, stage, Scorers(rewards, judges), resume)
-    if "measure_new" in stages:
+    if "measure_new" in stages and method != "reward":
         judge_run(run)
     run.report_event("done", stages=list(stages))
+
+
+def stages_of(run: RunFolder) -> list[str]:
+    """The stages of a run: nothing is measured where nothing is held out, and of a reward model only the result is."""
+    left_out = {"measure_base"} if _method(run) == "reward" else set()
+    if not run.held_out_rows.stat().st_size:
+        left_out = {stage for stage in ALL_STAGES if stage.startswith("measure")}
+    return [stage for stage in ALL_STAGES if stage not in left_out]
+
+
+def _method(run: RunFolder) -> str:
+    return str(run.plan.config.get("method", "grpo"))
 
 
 def planned_rewards(run: RunFolder) -> list[Reward]:
@@ -105,6 +121,8 @@ def _do(run: RunFolder, stage: str, scorers: Scorers, resume: bool) -> None:
 
 
 def _results_of(run: RunFolder, stage: str) -> list[Path]:
+    if stage.startswith("measure_") and _method(run) == "reward":
+        return [run.card]
     if stage.startswith("measure_"):
         return results_of(run, stage.removeprefix("measure_"))
     return [{"train": run.adapter, "merge": run.merge_file}[stage]]
@@ -115,19 +133,41 @@ def _measure_base(run: RunFolder, scorers: Scorers, resume: bool) -> None:
 
 
 def _measure_new(run: RunFolder, scorers: Scorers, resume: bool) -> None:
-    measure(run, "new", *scorers)
+    if _method(run) == "reward":
+        measure_reward_model(run)
+    else:
+        measure(run, "new", *scorers)
 
 
 def _train(run: RunFolder, scorers: Scorers, resume: bool) -> None:
-    from praison_agent_rl.training.grpo import train_grpo
+    method = _method(run)
+    if method == "grpo":
+        from praison_agent_rl.training.grpo import train_grpo
 
-    train_grpo(run, rows_as_asked(run, run.train_rows), scorers.rewards, resume=resume)
+        rows = rows_as_asked(run, run.train_rows)
+        train_grpo(run, rows, scorers.rewards, judges=scorers.judges, resume=resume)
+    elif method == "cpo":
+        from praison_agent_rl.training.preferences import train_cpo
+
+        train_cpo(run, rows_as_asked(run, run.train_rows), resume=resume)
+    else:
+        from praison_agent_rl.training.preferences import train_reward
+
+        train_reward(run, read_rows(run.train_rows), resume=resume)
 
 
 def _merge(run: RunFolder, scorers: Scorers, resume: bool) -> None:
     plan = run.plan
     config = TrainConfig.load(plan.config, need_model=False, need_data=False)
     source = plain_weights(plan.base)
+    if config.method == "reward":
+        pairs = render_pairs(
+            load_tokenizer(source, config), read_rows(run.train_rows)[:_PROOF_PROMPTS], tools=plan.tools
+        )
+        sequences = [side.ids for pair in pairs for side in pair]
+        proof = merge_scorer(source, run.adapter, run.merged, config=config, sequences=sequences)
+        write_record(run.merge_file, proof)
+        return
     rows = rows_as_asked(run, run.train_rows)[:_PROOF_PROMPTS]
     prompts = render_prompts(load_tokenizer(source, config), [row["prompt"] for row in rows], plan.tools)
     write_record(run.merge_file, merge_adapter(source, run.adapter, run.merged, config=config, prompts=prompts))

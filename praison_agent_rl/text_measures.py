@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 """Thai, Lao, Burmese, Khmer, Japanese and Chinese put no spaces between words."""
-_UNITS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+|[^\w\s]")
+_UNITS = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
 _MARKED_CALLS = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)|\[TOOL_CALLS\]\s*(.*)", re.DOTALL)
 _BARE_CALL = re.compile(r'^\s*(?:```(?:json)?\s*)?(\{\s*"(?:name|function|parameters|arguments)"\s*:.*)', re.DOTALL)
 
@@ -26,9 +26,9 @@ def n_grams(text: str, n: int) -> list[tuple[str, ...]]:
     return list(zip(*(found[start:] for start in range(n)), strict=False))
 
 
-def repetition(text: str) -> float:
-    """Share of 4-grams that stood in the text before: seq-rep-4 of Welleck et al. 2020 (arXiv:1908.04319), eq. 11."""
-    grams = n_grams(text, 4)
+def repetition(text: str, n: int = 4) -> float:
+    """Share of n-grams that stood in the text before: seq-rep-n of Welleck et al. 2020 (arXiv:1908.04319), eq. 11."""
+    grams = n_grams(text, n)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
@@ -57,7 +57,7 @@ def faulty_tool_call(text: str, tools: Sequence[Mapping[str, Any]]) -> bool:
     (Mistral), and a JSON object alone (Llama).
     """
     known = {_function(tool).get("name"): _function(tool).get("parameters") or {} for tool in tools}
-    return any(not _is_sound(call, known) for call in _calls(text))
+    return any(not _is_sound(call, known) for call in written_calls(text))
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -65,8 +65,8 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return function if isinstance(function, Mapping) else {}
 
 
-def _calls(text: str) -> Iterator[Any]:
-    """Each call as parsed JSON; None for one that is not JSON."""
+def written_calls(text: str) -> Iterator[Any]:
+    """Each tool call that stands in a text, as parsed JSON; None for one that is not JSON."""
     written = [first or second for first, second in _MARKED_CALLS.findall(text)]
     if not written and (bare := _BARE_CALL.match(text)):
         written = [bare.group(1)]

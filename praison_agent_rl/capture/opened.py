@@ -40,13 +40,17 @@ class Recording:
         """Calls of its turns whose streams are being read."""
         self.number = -1
         """Its place among all that were started."""
-        self._outlet = outlet
+        self.outlet = outlet
+        """Where it writes."""
         self._agents = [weakref.ref(agent, self._miss) for agent in agents if not isinstance(agent, str)]
         self._patterns = [agent for agent in agents if isinstance(agent, str)]
+        self.takes_all = not agents and sample >= 1
+        """Whether it takes each turn of every agent."""
         self.keys = frozenset(id(agent) for agent in agents if not isinstance(agent, str))
         """By which it is found; ids are given anew once an agent is gone, so that they are only a hint."""
-        self._runs = 0
-        self._calls = 0
+        self.runs = 0
+        self.calls = 0
+        """What its outlet's writer has got; counted by one thread at a time, as that writes."""
 
     def __enter__(self) -> "Recording":
         return self
@@ -59,19 +63,15 @@ class Recording:
         return f"<Recording to {str(self.store)!r}, {state}, {self.counts}>"
 
     @property
-    def outlet(self) -> Outlet:
-        """Where it writes."""
-        return self._outlet
-
-    @property
     def store(self) -> Path:
         """Folder that it writes to."""
-        return self._outlet.store
+        return self.outlet.store
 
     @property
     def counts(self) -> dict[str, int]:
         """Runs and calls handed to the writer, and lines of this store that were lost (``dropped``)."""
-        return {"runs": self._runs, "calls": self._calls, "dropped": self._outlet.dropped}
+        self.outlet.settle()
+        return {"runs": self.runs, "calls": self.calls, "dropped": self.outlet.dropped}
 
     @property
     def takes_by_agent(self) -> bool:
@@ -93,11 +93,13 @@ class Recording:
         while self.streams:
             self.streams.pop().cut_off(self)
         if last:
-            self._outlet.send(lambda writer: writer.close())
+            self.outlet.now(lambda writer: writer.close())
+        else:
+            self.outlet.settle()
 
     def takes_turn(self, owner: Any, parent: _Turn | None, root: str) -> bool:
         """Whether it records this turn of ``owner``; a turn in another one is sampled as the outermost is."""
-        if zlib.crc32(root.encode()) >= self.sample * 2**32:
+        if self.sample < 1 and zlib.crc32(root.encode()) >= self.sample * 2**32:
             return False
         if not self._agents and not self._patterns:
             return True
@@ -109,12 +111,6 @@ class Recording:
     def takes_stray_calls(self, call: str) -> bool:
         """Whether it records a call that belongs to no turn."""
         return not self._agents and not self._patterns and zlib.crc32(call.encode()) < self.sample * 2**32
-
-    def count(self, *, runs: int = 0, calls: int = 0) -> None:
-        """Count what the writer has got. Called while sending only: see `Outlet.send` about locks."""
-        with _OPEN.lock:
-            self._runs += runs
-            self._calls += calls
 
     def _miss(self, _: object) -> None:
         """One of its agents is gone. Called anywhere, so that nothing but noting it is safe."""
@@ -132,40 +128,40 @@ class _OpenRecordings:
         self.all: dict[Recording, None] = {}
         self.outlets: dict[Path, Outlet] = {}
         self._numbers = itertools.count()
-        self._general: tuple[Recording, ...] = ()
-        self._by_agent: dict[int, tuple[Recording, ...]] = {}
+        self.general: tuple[Recording, ...] = ()
+        """Those that may take a turn of any agent."""
+        self.by_agent: dict[int, tuple[Recording, ...]] = {}
+        """The others, by the ids of their agents."""
 
     def add(self, recording: Recording) -> None:
         recording.number = next(self._numbers)
         recording.outlet.join(recording.number, recording.mask)
         if recording.takes_by_agent:
             for key in recording.keys:
-                self._by_agent[key] = (*self._by_agent.get(key, ()), recording)
+                self.by_agent[key] = (*self.by_agent.get(key, ()), recording)
         else:
-            self._general = (*self._general, recording)
+            self.general = (*self.general, recording)
         self.all[recording] = None
 
     def remove(self, recording: Recording) -> bool:
         """Whether it was the last that wrote to its store."""
         del self.all[recording]
-        self._general = tuple(other for other in self._general if other is not recording)
+        self.general = tuple(other for other in self.general if other is not recording)
         for key in recording.keys:
-            left = tuple(other for other in self._by_agent.pop(key, ()) if other is not recording)
+            left = tuple(other for other in self.by_agent.pop(key, ()) if other is not recording)
             if left:
-                self._by_agent[key] = left
+                self.by_agent[key] = left
         last = recording.outlet.leave(recording.number)
         if last:
             self.outlets.pop(recording.store, None)
         return last
 
     def candidates(self, owner: Any, parent: _Turn | None) -> Iterable[Recording]:
-        found = (*self._general, *self._by_agent.get(id(owner), ()))
+        own = self.by_agent.get(id(owner))
+        found = self.general if own is None else (*self.general, *own)
         if parent is not None and parent.style in GROUP_STYLES:
             found = (*found, *(taker for taker in parent.takers if taker in self.all))
         return found if len(found) < 2 else sorted(set(found), key=lambda recording: recording.number)
-
-    def stray_candidates(self) -> tuple[Recording, ...]:
-        return self._general
 
 
 _OPEN = _OpenRecordings()
@@ -188,12 +184,27 @@ def is_open(recording: Recording) -> bool:
 
 def takers_of_turn(owner: Any, parent: _Turn | None, root: str) -> tuple[Recording, ...]:
     """The recordings that take a turn of ``owner``, in the order in which they were started."""
-    return tuple(r for r in _OPEN.candidates(owner, parent) if r.takes_turn(owner, parent, root))
+    general = _OPEN.general
+    if parent is None and len(general) == 1 and general[0].takes_all and id(owner) not in _OPEN.by_agent:  # as mostly
+        return general
+    return tuple([r for r in _OPEN.candidates(owner, parent) if r.takes_turn(owner, parent, root)])
 
 
 def takers_of_stray_call(call: str) -> tuple[Recording, ...]:
     """The recordings that take a call outside of any turn."""
-    return tuple(r for r in _OPEN.stray_candidates() if r.takes_stray_calls(call))
+    return tuple(r for r in _OPEN.general if r.takes_stray_calls(call))
+
+
+def by_outlet(takers: Sequence[Recording]) -> dict[Outlet, Sequence[Recording]]:
+    """Those of ``takers`` that are still open, by where they write: one store gets one copy."""
+    still = _OPEN.all
+    if len(takers) == 1:
+        return {takers[0].outlet: takers} if takers[0] in still else {}
+    outlets: dict[Outlet, list[Recording]] = {}
+    for taker in takers:
+        if taker in still:
+            outlets.setdefault(taker.outlet, []).append(taker)
+    return {**outlets}
 
 
 def outlet_at(store: Path, open_writer: Callable[[Path], Writer]) -> Outlet:

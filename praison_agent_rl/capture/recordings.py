@@ -7,7 +7,10 @@ agents' turns. What is handed to a writer is plain data that nobody changes any 
 import contextlib
 import contextvars
 import functools
+import itertools
 import os
+import random
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,11 +18,11 @@ from typing import Any, TypeVar
 
 from praison_agent_rl.capture.opened import GROUP_STYLES as GROUP_STYLES
 from praison_agent_rl.capture.opened import Recording as Recording
-from praison_agent_rl.capture.opened import is_open, takers_of_stray_call, takers_of_turn
+from praison_agent_rl.capture.opened import by_outlet, takers_of_stray_call, takers_of_turn
 from praison_agent_rl.capture.opened import is_recording as is_recording
 from praison_agent_rl.capture.opened import open_recordings as open_recordings
 from praison_agent_rl.capture.outlets import Outlet, Writer
-from praison_agent_rl.capture.replies import Fold, Reply, reply_in, reply_of, request_of, snapshot
+from praison_agent_rl.capture.replies import Fold, Reply, reply_in, reply_of, request_of, snapshot, take
 from praison_agent_rl.swap import Route, server_of
 from praison_agent_rl.transcripts.run_ids import RunId
 
@@ -27,15 +30,6 @@ _Result = TypeVar("_Result")
 
 CURRENT: contextvars.ContextVar["Turn | None"] = contextvars.ContextVar("praison_agent_rl_turn", default=None)
 """The innermost turn that the running code belongs to."""
-
-
-def _count(recordings: Sequence[Recording], **kinds: int) -> None:
-    for recording in recordings:
-        recording.count(**kinds)
-
-
-def _begin(run: dict[str, Any], writer: Writer) -> None:
-    writer.begin(run)
 
 
 def _harmless(action: Callable[..., _Result]) -> Callable[..., _Result | None]:
@@ -46,110 +40,130 @@ def _harmless(action: Callable[..., _Result]) -> Callable[..., _Result | None]:
         try:
             return action(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the recorder's boundary
-            subject = args[0] if args else None
-            takers = subject.takers if isinstance(subject, (Turn, PendingCall)) else open_recordings()
-            for outlet in by_outlet(takers):
-                outlet.lose(error)
+            _lose(error, args[0] if args else None)
             return None
 
     return guarded
 
 
-_copied = _harmless(snapshot)
+def _lose(error: Exception, subject: Any = None) -> None:
+    takers = subject.takers if isinstance(subject, (Turn, PendingCall)) else open_recordings()
+    for outlet in by_outlet(takers):
+        outlet.lose(error)
+
+
+_snapshot = _harmless(snapshot)
+
+
+def _copied(value: Any) -> Any:
+    return value if type(value) is str else _snapshot(value)
 
 
 class Turn:
     """One answer of an agent, a team or a flow to one prompt."""
 
     def __init__(self, owner: Any, prompt: Any, style: str, route: Route | None = None) -> None:
-        self.id = os.urandom(8).hex()
+        self._began = time.time()
+        self._clock = time.perf_counter()
+        self.id = new_id()
         self.owner = weakref.ref(owner)
         self.agent = type(owner).__name__ if style == "plan" else getattr(owner, "name", None)
         self.style = style
-        self.parent = CURRENT.get()
-        self.root: str = self.parent.root if self.parent else self.id
-        self.takers = takers_of_turn(owner, self.parent, self.root)
+        self.parent = parent = CURRENT.get()
+        self.root: str = parent.root if parent is not None else self.id
+        self.takers = takers_of_turn(owner, parent, self.root)
         self.streams: set[PendingCall] = set()
         """Calls whose streams are being read."""
         self.failure: str | None = None
         """Error of the last call, if it failed."""
-        server = server_of(owner) if route is None else route.server
-        self.version: str | None = getattr(server, "model", None)
-        self._session = vars(owner).get("_session_id")
-        self._prompt = _copied(prompt) if self.takers else None
-        self._began = time.time()
-        self._clock = time.perf_counter()
         self._unannounced = [True]
         if self.takers:
-            vars(owner)["_rl_last_run"] = RunId(self.id, self.takers[0].store)
+            server = server_of(owner) if route is None else route.server
+            self.version: str | None = None if server is None else getattr(server, "model", None)
+            state = vars(owner)
+            self._session = state.get("_session_id")
+            self._prompt = _copied(prompt)
+            self._run_id = state["_rl_last_run"] = RunId(self.id, self.takers[0].store)
 
     def announce(self) -> None:
         """Write that the turn began, once."""
-        with contextlib.suppress(IndexError):
-            self._unannounced.pop()  # by one thread only, and without a lock: see `Outlet.send`
-            for outlet, takers in by_outlet(self.takers).items():
-                run = self._as_begun(list(dict.fromkeys(tag for taker in takers for tag in taker.tags)))
-                outlet.send(functools.partial(_begin, run), functools.partial(_count, takers, runs=1))
+        if not self._unannounced:
+            return
+        try:
+            self._unannounced.pop()  # by one thread only, and without a lock: see `Lane.now`
+        except IndexError:
+            return
+        for outlet, takers in by_outlet(self.takers).items():
+            outlet.later(self._begin, takers)
 
     @_harmless
     def close(self, output: Any, error: str | None = None) -> None:
         """Write how the turn ended; the framework answers None where its last call failed."""
-        for call in tuple(self.streams):
-            call.dropped()
+        if self.streams:
+            for call in tuple(self.streams):
+                call.dropped()
         if not self.takers:
             return
-        self.announce()
-        error = error or (self.failure if output is None else None)
         seconds = time.perf_counter() - self._clock
-        kept = _copied(output)
+        self.announce()
+        ended = _copied(output), error or (self.failure if output is None else None), seconds
         for outlet in by_outlet(self.takers):
-            outlet.send(lambda writer: writer.end(self.id, output=kept, error=error, seconds=seconds))
+            outlet.later(self._end, *ended)
         owner = self.owner()
         if owner is not None:
-            vars(owner)["_rl_last_run"] = RunId(self.id, self.takers[0].store)
+            vars(owner)["_rl_last_run"] = self._run_id
 
-    def _as_begun(self, tags: list[str]) -> dict[str, Any]:
-        return {
+    def _begin(self, writer: Writer, takers: Sequence[Recording]) -> None:
+        run = {
             "run": self.id,
             "agent": self.agent,
             "parent": self.parent.id if self.parent else None,
             "session": self._session,
-            "tags": tags,
+            "tags": list(dict.fromkeys(tag for taker in takers for tag in taker.tags)),
             "style": self.style,
             "prompt": self._prompt,
             "time": self._began,
             "version": self.version,
         }
+        writer.begin(run)
+        for taker in takers:
+            taker.runs += 1
+
+    def _end(self, writer: Writer, output: Any, error: str | None, seconds: float) -> None:
+        writer.end(self.id, output=output, error=error, seconds=seconds)
 
 
 class PendingCall:
     """A request that was sent and whose reply is not all there yet; it is recorded once, however it ends."""
 
-    def __init__(self, turn: Turn | None, params: dict[str, Any], takers: tuple[Recording, ...], id: str) -> None:
-        self.turn = turn
-        self.id = id
-        self.takers = takers
+    def __init__(
+        self, turn: Turn | None, params: dict[str, Any], outlets: dict[Outlet, Sequence[Recording]], id: str
+    ) -> None:
         self._began = time.time()
         self._clock = time.perf_counter()
-        outlet, owner = takers[0].outlet, turn.owner() if turn is not None else None
-        self._request = request_of(params, outlet.latest(owner))
-        if self._request is not None:
-            outlet.remember(owner, self._request)
+        self.turn = turn
+        self.id = id
+        self.takers = next(iter(outlets.values())) if len(outlets) == 1 else tuple(itertools.chain(*outlets.values()))
+        self._taken = take(params, self.takers[0].outlet.latest(turn.owner()) if turn is not None else ())
+        self._line: dict[str, Any] | None = None
+        """What is known of it before the reply, once somebody has made it."""
         self._fold: Fold | None = None
         self._done = False
-        self._owed: dict[Outlet, list[Recording]] = {}
+        self._owed: dict[Outlet, Sequence[Recording]] = {}
         """Where a stream is still to be written to; whoever takes one out writes there."""
 
-    @_harmless
     def answered(self, answer: Any) -> None:
         """Record the whole reply."""
-        self._record(reply_of(answer))
+        try:
+            self._record(reply_of(answer))
+        except Exception as error:  # noqa: BLE001 - the recorder's boundary, without a further call
+            _lose(error, self)
 
     @_harmless
     def failed(self, error: BaseException) -> None:
         """Record what came instead of a reply or of its end; a reply that only its reader refused is there."""
         reply = self._so_far() if self._fold is not None else reply_in(error)
-        self._record(reply, error=describe(error), partial=self._fold is not None)
+        self._record(reply, describe(error), partial=self._fold is not None)
 
     @_harmless
     def streams(self) -> None:
@@ -184,54 +198,101 @@ class PendingCall:
         others = by_outlet(self.takers)
         for outlet in tuple(self._owed):
             if outlet is recording.outlet and outlet not in others:
-                self._write(outlet, self._so_far(), {"error": None, "partial": True})
+                takers = self._owed.pop(outlet, None)
+                if takers is not None:
+                    outlet.now(self._keep, takers, self._so_far(), (time.perf_counter() - self._clock, None, True))
 
     def _so_far(self) -> Reply:
         return self._fold.reply() if self._fold is not None else Reply()
 
-    def _record(self, reply: Reply, *, error: str | None = None, partial: bool = False) -> None:
+    def _record(self, reply: Reply, error: str | None = None, *, partial: bool = False) -> None:
         if self._done:
             return
         self._done = True
+        ending = time.perf_counter() - self._clock, error, partial
         if self.turn is not None:
-            self.turn.streams.discard(self)
             self.turn.failure = error
         if self._fold is None:
-            self._owed = by_outlet(self.takers)
+            for outlet, takers in by_outlet(self.takers).items():
+                outlet.lane.now(outlet.attempt, self._keep, takers, reply, ending)
+            return
+        if self.turn is not None:
+            self.turn.streams.discard(self)
         for outlet in tuple(self._owed):
-            self._write(outlet, reply, {"error": error, "partial": partial})
-        if self._fold is not None:
-            for taker in self.takers:
-                taker.streams.discard(self)
+            owed = self._owed.pop(outlet, None)
+            if owed is not None:
+                outlet.now(self._keep, owed, reply, ending)
+        for taker in self.takers:
+            taker.streams.discard(self)
 
-    def _write(self, outlet: Outlet, reply: Reply, ending: dict[str, Any]) -> None:
-        recordings = self._owed.pop(outlet, None)
-        if recordings is not None:
-            line = self._as_line(reply, ending)
-            outlet.send(lambda writer: writer.call(line), functools.partial(_count, recordings, calls=1))
+    def _keep(
+        self, writer: Writer, takers: Sequence[Recording], reply: Reply, ending: tuple[float, str | None, bool]
+    ) -> None:
+        message, finish, usage, logprobs = reply
+        seconds, error, partial = ending
+        call = {
+            **(self._line or self._known()),
+            "seconds": seconds,
+            "reply": message,
+            "finish": finish,
+            "usage": usage,
+            "logprobs": logprobs,
+            "error": error,
+            "partial": partial,
+        }
+        writer.call(call)
+        for taker in takers:
+            taker.calls += 1
 
-    def _as_line(self, reply: Reply, ending: dict[str, Any]) -> dict[str, Any]:
-        request = self._request
-        assert request is not None  # `open_call` lets no other through
-        version = self.turn.version if self.turn else None
-        return {
+    def expect(self, writer: Writer) -> None:
+        """Have all that is known before the reply got ready while that is awaited."""
+        with contextlib.suppress(Exception):  # that is told of when the call itself is written
+            writer.expect(self._known())
+
+    def _known(self) -> dict[str, Any]:
+        """What is known of the call before its reply."""
+        if self._line is not None:
+            return self._line
+        assert self._taken is not None  # `open_call` lets no other through
+        turn, request = self.turn, request_of(self._taken)
+        self.takers[0].outlet.remember(turn.owner() if turn is not None else None, request)
+        version = turn.version if turn else None
+        self._line = {
             "id": self.id,
-            "run": self.turn.id if self.turn else None,
-            "agent": self.turn.agent if self.turn else None,
+            "run": turn.id if turn else None,
+            "agent": turn.agent if turn else None,
             "time": self._began,
-            "seconds": time.perf_counter() - self._clock,
             "model": request.model,
             "version": version if version and str(request.model).rpartition("/")[2] == version else None,
             "api": request.api,
             "messages": request.messages,
             "tools": request.tools,
             "settings": request.settings,
-            "reply": reply.message,
-            "finish": reply.finish,
-            "usage": reply.usage,
-            "logprobs": reply.logprobs,
-            **ending,
         }
+        return self._line
+
+
+def new_id() -> str:
+    """An id that no other run or call has."""
+    try:
+        return _IDS.pop()
+    except IndexError:
+        _IDS.extend(f"{_RANDOM.getrandbits(64):016x}" for _ in range(_IDS_AT_ONCE))
+        return _IDS.pop()
+
+
+_IDS: list[str] = []
+_IDS_AT_ONCE = 256
+_RANDOM = random.Random()  # not the one that a user's program seeds; the system's takes as long as a whole line
+
+
+def _other_ids() -> None:
+    _IDS.clear()
+    _RANDOM.seed()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_other_ids)
 
 
 @_harmless
@@ -245,22 +306,16 @@ def open_call(params: dict[str, Any]) -> PendingCall | None:
     """A request that is sent now, as it is sent, or None if no recording takes it."""
     if not is_recording() or not ("messages" in params or "input" in params):
         return None
-    turn, id = CURRENT.get(), os.urandom(8).hex()
-    takers = tuple(filter(is_open, turn.takers)) if turn is not None else takers_of_stray_call(id)
-    if not takers:
+    turn, id = CURRENT.get(), new_id()
+    outlets = by_outlet(turn.takers if turn is not None else takers_of_stray_call(id))
+    if not outlets:
         return None
     if turn is not None:
         turn.announce()
-    return PendingCall(turn, params, takers, id)
-
-
-def by_outlet(takers: Sequence[Recording]) -> dict[Outlet, list[Recording]]:
-    """Those of ``takers`` that are still open, by where they write: one store gets one copy."""
-    outlets: dict[Outlet, list[Recording]] = {}
-    for taker in takers:
-        if is_open(taker):
-            outlets.setdefault(taker.outlet, []).append(taker)
-    return outlets
+    call = PendingCall(turn, params, outlets, id)
+    for outlet in outlets:
+        outlet.later(call.expect)
+    return call
 
 
 def describe(error: BaseException) -> str:

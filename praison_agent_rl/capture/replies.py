@@ -21,6 +21,7 @@ _NOT_SENT = {
 _SECRET = re.compile(r"(api_?key|access_key|secret|password|passwd|credential|authorization|headers?|token|auth)", re.I)
 _NO_SECRET = re.compile(r"tokens|token_ids|logprob", re.I)
 _APART = {"messages", "input", "instructions", "tools", "model", "extra_body"}
+_TAKEN_APART = {"messages", "input", "tools"}
 _DERIVED = {"parsed", "parsed_arguments", "provider_specific_fields", "index"}
 """What a client adds to a reply: said elsewhere in it, or in no message at all."""
 _UNSENT_TYPES = {"NotGiven", "Omit"}
@@ -32,9 +33,29 @@ class Request(NamedTuple):
 
     api: str
     model: str | None
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
+    messages: list[Any]
+    tools: list[Any]
     settings: dict[str, Any]
+    sent: list[Any]
+    """The messages, or the input of the Responses interface, with which later requests are compared."""
+    tools_sent: list[Any]
+    """The same of the tools."""
+
+
+class Taken(NamedTuple):
+    """A request as it was when it was sent: of all that may change since there is a copy, and no more was done yet."""
+
+    api: str
+    sent: list[Any]
+    fresh: list[int]
+    """Places in ``sent`` of what no earlier request had; the rest is in its plain form."""
+    tools: list[Any]
+    params: dict[str, Any]
+    """What else is sent, and keys."""
+    before: Request | None
+    """The one that it goes on from."""
+    last: Request | None
+    """The one that the agent sent before it."""
 
 
 class Reply(NamedTuple):
@@ -64,50 +85,74 @@ def snapshot(value: Any) -> Any:
     return value
 
 
-def request_of(params: Mapping[str, Any], latest: Sequence[Request] = ()) -> Request | None:
-    """What is about to be sent, or None if it is no request for a chat reply. Keys and headers are left out.
+def take(params: Mapping[str, Any], latest: Sequence[Request] = ()) -> Taken | None:
+    """What is about to be sent, or None if it is no request for a chat reply.
 
     ``latest`` are earlier requests of the same agent: what is as it was in one of them is not copied again.
     """
     api = "chat" if "messages" in params else "responses" if "input" in params else None
     if api is None:
         return None
-    tools = list(params["tools"]) if _is_sent(params.get("tools")) else []
-    if api == "chat":
-        messages = list(params["messages"])
+    given = params["messages" if api == "chat" else "input"]
+    sent = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    last = latest[-1] if latest else None
+    before, same = _before(sent, latest)
+    fresh = _copy_fresh(sent, before.sent if before is not None else [], same)
+    tools = params.get("tools")
+    tools = list(tools) if tools is not None and _is_sent(tools) else []
+    if last is not None and len(tools) == len(last.tools_sent) == equal_prefix(tools, last.tools_sent):
+        tools = last.tools_sent
     else:
-        messages = chat_messages(snapshot(params["input"]), params.get("instructions"))
-        tools = [_chat_tool(tool) for tool in snapshot(tools)]
-    known: list[dict[str, Any]] = latest[-1].tools if latest else []
-    return Request(
-        api,
-        params.get("model"),
-        _copied(messages, _messages_before(messages, latest)),
-        known if equal_prefix(tools, known) == len(tools) == len(known) else _copied(tools, []),
-        _settings(params),
-    )
+        tools = snapshot(tools)
+    rest = {
+        key: value if type(value) in _ATOMS else snapshot(value)
+        for key, value in params.items()
+        if key not in _TAKEN_APART and key not in _NOT_SENT
+    }
+    return Taken(api, sent, fresh, tools, rest, before, last)
 
 
-def _messages_before(messages: list[Any], latest: Sequence[Request]) -> list[dict[str, Any]]:
-    """Those of the request that ``messages`` seems to go on from: it has the last of them where that was."""
+def _before(sent: list[Any], latest: Sequence[Request]) -> tuple[Request | None, int]:
+    """The request that ``sent`` seems to go on from (its last message is where it was), and how much they share."""
     for earlier in reversed(latest):
-        before: list[dict[str, Any]] = earlier.messages
-        sent = len(before)
-        if 0 < sent <= len(messages) and equal_prefix(messages[sent - 1 : sent], before[-1:]):
-            return before
-    return latest[-1].messages if latest else []
+        length = len(earlier.sent)
+        if 0 < length <= len(sent) and equal_prefix(sent[length - 1 : length], earlier.sent[-1:]):
+            return earlier, equal_prefix(sent, earlier.sent)
+    return (latest[-1], equal_prefix(sent, latest[-1].sent)) if latest else (None, 0)
 
 
-def _copied(values: list[Any], known: list[Any]) -> Kept:
-    """Plain copies of ``values``; of those that are as in ``known``, at the same place, the copies that are there."""
-    same = equal_prefix(values, known)
-    copies = known[:same]
-    for place in range(same, len(values)):
-        if place < len(known) and equal_prefix(values[place : place + 1], known[place : place + 1]):
-            copies.append(known[place])
+def _copy_fresh(sent: list[Any], known: list[Any], same: int) -> list[int]:
+    """Put copies in the place of what may change yet: of ``known``, as the first ``same`` are equal, or new ones."""
+    sent[:same] = known[:same]
+    fresh = []
+    for place in range(same, len(sent)):
+        if place < len(known) and equal_prefix(sent[place : place + 1], known[place : place + 1]):
+            sent[place] = known[place]
         else:
-            copies.append(plain(snapshot(values[place])))
-    return Kept(copies)
+            sent[place] = snapshot(sent[place])
+            fresh.append(place)
+    return fresh
+
+
+def request_of(taken: Taken) -> Request:
+    """The whole of a request in its plain form. Keys and headers are left out."""
+    sent, before, last = Kept(taken.sent), taken.before, taken.last
+    for place in taken.fresh:
+        sent[place] = plain(sent[place])
+    messages = sent
+    if taken.api == "responses":
+        messages = Kept(chat_messages(sent, taken.params.get("instructions")))
+        same = equal_prefix(messages, before.messages) if before is not None else 0
+        messages[:same] = before.messages[:same] if before is not None else ()
+    if last is not None and taken.tools is last.tools_sent:
+        tools, tools_sent = last.tools, last.tools_sent
+    else:
+        tools = tools_sent = Kept(plain(taken.tools))
+        if taken.api == "responses":
+            tools = Kept(map(_chat_tool, tools))
+    return Request(
+        taken.api, taken.params.get("model"), messages, tools, _settings(taken.params), sent=sent, tools_sent=tools_sent
+    )
 
 
 def reply_of(answer: Any) -> Reply:
@@ -125,12 +170,15 @@ def reply_of(answer: Any) -> Reply:
     if "choices" not in found:
         return _responses_reply(found)
     choice = fields(found["choices"][0])
-    return Reply(
-        message=_message(choice["message"]),
-        finish=choice.get("finish_reason"),
-        usage=_usage(found.get("usage")),
-        logprobs=snapshot(choice.get("logprobs")),
-    )
+    message = {"role": "assistant", "content": None}
+    for key, value in fields(choice["message"]).items():
+        if value is not None and key not in _DERIVED and value != []:
+            message[key] = value if type(value) is str else snapshot(value)
+    if "reasoning" in message:
+        message = _one_name_for_reasoning(message)
+    logprobs = choice.get("logprobs")
+    usage = _usage(found.get("usage"))
+    return Reply(message, choice.get("finish_reason"), usage, logprobs and snapshot(logprobs))
 
 
 def reply_in(error: BaseException) -> Reply:
@@ -224,8 +272,9 @@ def fields(record: Any) -> dict[str, Any]:
     """The fields of a record of either client (pydantic, plain class or dict) with those it did not declare."""
     if record is None:
         return {}
-    if isinstance(record, BaseModel):
-        return {**record.__dict__, **(record.__pydantic_extra__ or {})}
+    if BaseModel in type(record).__mro__:  # in a tenth of the time that its isinstance() takes
+        declared, more = record.__dict__, record.__pydantic_extra__
+        return {**declared, **more} if more else declared
     return dict(record) if isinstance(record, Mapping) else vars(record)
 
 
@@ -271,14 +320,6 @@ def _responses_reply(found: dict[str, Any]) -> Reply:
     return Reply(message, cut or ("tool_calls" if calls else "stop"), _usage(found.get("usage")))
 
 
-def _message(record: Any) -> dict[str, Any]:
-    message = {"role": "assistant", "content": None}
-    for key, value in fields(record).items():
-        if key not in _DERIVED and value is not None and value != []:
-            message[key] = snapshot(value)
-    return _one_name_for_reasoning(message)
-
-
 def _one_name_for_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """Some servers (vLLM, OpenRouter) say ``reasoning``, the others ``reasoning_content``."""
     thoughts = message.pop("reasoning", None)
@@ -288,7 +329,11 @@ def _one_name_for_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _usage(record: Any) -> dict[str, Any] | None:
-    return {key: snapshot(value) for key, value in fields(record).items() if value is not None} or None
+    usage = {}
+    for key, value in fields(record).items():
+        if value is not None:
+            usage[key] = value if type(value) in _ATOMS else snapshot(value)
+    return usage or None
 
 
 def _settings(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,13 +53,14 @@ class _Taking:
 
     def __init__(self, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], style: str) -> None:
         pin = pin_turn(owner)
-        self._pinned = pinned(pin)
+        self._pinned = pinned(pin) if pin is not None else None
         self._turn = _turn_of(owner, args, kwargs, style, pin)
         self._within = _Within(CURRENT, self._turn) if self._turn is not None else None
         self._answer: Any = None
 
     def __enter__(self) -> "_Taking":
-        self._pinned.__enter__()
+        if self._pinned is not None:
+            self._pinned.__enter__()
         if self._within is not None:
             self._within.__enter__()
         return self
@@ -75,7 +76,8 @@ class _Taking:
         if self._turn is not None and self._within is not None:
             self._turn.close(self._answer, None if error is None else describe(error))
             self._within.__exit__()
-        self._pinned.__exit__(None, None, None)
+        if self._pinned is not None:
+            self._pinned.__exit__(None, None, None)
 
 
 def tap_turn(original: _Method, style: str) -> _Method:

@@ -30,6 +30,9 @@ class BriefRun(NamedTuple):
     answers: list[str]
     """What a history may hold as its answer: reflection, guardrails and memory make calls after the one that counts."""
     whole: Callable[[], Run]
+    output: Any
+    """What came out of it."""
+    all_calls: list[Row]
 
 
 def brief(run: Run) -> BriefRun:
@@ -59,6 +62,8 @@ def _brief(run: Row, calls: list[Row], feedback: list[Feedback], whole: Callable
         tools=first["tools"],
         answers=_answers(run["output"], calls),
         whole=whole,
+        output=run["output"],
+        all_calls=calls,
     )
 
 

@@ -100,6 +100,11 @@ class Conversations:
         opens, self._begun[group] = not self._begun[group], True
         return group, opens
 
+    def join(self, groups: Sequence[int]) -> int | None:
+        """Hold these groups together from now on; returns what they have become, None where their sides differ."""
+        firsts = {self._first_given[self.root(group)] for group in groups} - {_NEVER}
+        return None if len({self._sides[first] for first in firsts}) > 1 else self._joined(groups)
+
     def links_of(self, run: BriefRun, place: Place) -> list[int]:
         """What a later build needs to find the conversation of a run again."""
         session = [digest_of("session", run.session)] if run.session else []

@@ -111,6 +111,8 @@ class Draft:
         self._gathered = folder.root / f"{TEMPORARY}gathered"
         self._rows = folder.root / f"{TEMPORARY}rows"
         self._split = folder.root / f"{TEMPORARY}split"
+        self.spool = folder.root / f"{TEMPORARY}spool"
+        """A file for what is put aside meanwhile."""
         self.fingerprint = ""
         """``data.fingerprint`` of the rows, once they are divided."""
 

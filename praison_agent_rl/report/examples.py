@@ -20,7 +20,7 @@ _TITLES = {
 }
 
 
-class _Room(NamedTuple):
+class Room(NamedTuple):
     """How much is shown of each prompt."""
 
     characters: int
@@ -28,7 +28,7 @@ class _Room(NamedTuple):
     samples: int
 
 
-_ROOMS = (_Room(3000, 4), _Room(1000, 2), _Room(300, 1))
+_ROOMS = (Room(3000, 4), Room(1000, 2), Room(300, 1))
 
 
 def examples(facts: Facts) -> str:
@@ -43,9 +43,10 @@ def examples(facts: Facts) -> str:
         told = "".join(_group(facts, kind, room, rows, base, new) for kind in _TITLES)
         if len(told.encode()) <= _ROOM:
             break
+    of_pair = " What it says of preference and margin is said of the prompt's pair." if facts.method == "cpo" else ""
     intro = (
         '<p class="soft">Greedy answers to held-out prompts; gains are means over all answers to the prompt. '
-        "The random ones were drawn from all prompts by the run's seed.</p>"
+        f"The random ones were drawn from all prompts by the run's seed.{of_pair}</p>"
     )
     return section("Answers side by side", intro, told)
 
@@ -53,7 +54,7 @@ def examples(facts: Facts) -> str:
 Answers = dict[int, list[Row]]
 
 
-def _group(facts: Facts, kind: str, room: _Room, rows: dict[int, Row], base: Answers, new: Answers) -> str:
+def _group(facts: Facts, kind: str, room: Room, rows: dict[int, Row], base: Answers, new: Answers) -> str:
     cases = "".join(
         _case(prompt, facts.gains.get(prompt), room, rows.get(prompt, {}), (base.get(prompt, []), new.get(prompt, [])))
         for prompt in facts.shown[kind]
@@ -61,7 +62,7 @@ def _group(facts: Facts, kind: str, room: _Room, rows: dict[int, Row], base: Ans
     return f"<h3>{html.escape(_TITLES[kind])}</h3>{cases or '<p>None.</p>'}"
 
 
-def _case(prompt: int, gain: float | None, room: _Room, row: Row, sides: tuple[list[Row], list[Row]]) -> str:
+def _case(prompt: int, gain: float | None, room: Room, row: Row, sides: tuple[list[Row], list[Row]]) -> str:
     base, new = sides
     kind = "good" if gain and gain > 0 else "bad" if gain and gain < 0 else ""
     # what shows the difference is seen without unfolding
@@ -69,13 +70,13 @@ def _case(prompt: int, gain: float | None, room: _Room, row: Row, sides: tuple[l
     gained = "no score of both" if gain is None else figure(gain, sign=True)
     return (
         f'<article class="case"><header><span class="tag">prompt {prompt + 1:,} · '
-        f'<span class="{kind}">{gained}</span></span>{_question(row, room)}</header>'
+        f'<span class="{kind}">{gained}</span></span>{question_of(row, room)}</header>'
         f'<div class="sides">{_side("base", base, room, unfold=same)}{_side("new", new, room, unfold=same)}</div>'
         "</article>"
     )
 
 
-def _side(name: str, answers: list[Row], room: _Room, *, unfold: bool) -> str:
+def _side(name: str, answers: list[Row], room: Room, *, unfold: bool) -> str:
     first, others = answers[:1], answers[1 : room.samples]
     shown = "".join(_answer(answer, room) for answer in first) or '<p class="soft">no answer</p>'
     if others:
@@ -85,20 +86,20 @@ def _side(name: str, answers: list[Row], room: _Room, *, unfold: bool) -> str:
     return f'<div class="side"><span class="tag">{name}</span>{shown}</div>'
 
 
-def _answer(answer: Row, room: _Room) -> str:
+def _answer(answer: Row, room: Room) -> str:
     if answer.get("error") is not None:
         return f'<p class="bad words" dir="auto">failed: {text(answer["error"], 500)}</p>'
     scores = {**answer.get("rewards", {}), **{f"{name} (not trained on)": s for name, s in _judged(answer).items()}}
     listed = " · ".join(f"{text(name, 60)} {figure(score)}" for name, score in list(scores.items())[:_SCORES])
     length = count(answer.get("tokens", 0), "token")
-    return f'{_words(answer.get("text"), room)}<p class="soft">{listed}{" · " if listed else ""}{length}</p>'
+    return f'{words_of(answer.get("text"), room)}<p class="soft">{listed}{" · " if listed else ""}{length}</p>'
 
 
 def _judged(answer: Row) -> dict[str, Any]:
     return answer.get("judged") or {}
 
 
-def _question(row: Row, room: _Room) -> str:
+def question_of(row: Row, room: Room) -> str:
     """The last message of the prompt, what stands before it in a word, and the answer that the data expects."""
     prompt, expected = row.get("prompt"), row.get("answer")
     messages = prompt if isinstance(prompt, list) else [{"content": prompt}]
@@ -107,10 +108,11 @@ def _question(row: Row, room: _Room) -> str:
     if isinstance(expected, str | int | float | list):
         accepted = expected if isinstance(expected, list) else [expected]
         about.append(f"expected: {text(' or '.join(map(str, accepted)), 300)}")
-    return _words(last.get("content"), room) + (f'<p class="soft">{" · ".join(about)}</p>' if about else "")
+    return words_of(last.get("content"), room) + (f'<p class="soft">{" · ".join(about)}</p>' if about else "")
 
 
-def _words(value: Any, room: _Room) -> str:
+def words_of(value: Any, room: Room) -> str:
+    """A text as it is, folded where it is long and cut where it is very long."""
     words = "" if value is None else str(value)
     if not words.strip():
         return '<p class="soft">(empty)</p>'

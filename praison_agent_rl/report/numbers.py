@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from praison_agent_rl.records import FEWEST_PROMPTS, Comparison, MergeProof, Plan, Record, Verdict
+from praison_agent_rl.curriculum import groups_of, recorded_groups, summary
+from praison_agent_rl.data import prompt_key
+from praison_agent_rl.records import FEWEST_PROMPTS, Comparison, MergeProof, Plan, Record, RewardCard, Verdict
 from praison_agent_rl.report.answers import Side, gains_of, lines, pick, read_side
 from praison_agent_rl.report.page import count
-from praison_agent_rl.report.verdicts import verdict
+from praison_agent_rl.report.pairs import Pairs, read_pairs
+from praison_agent_rl.report.verdicts import card_verdict, verdict
 from praison_agent_rl.runs import RunFolder, read_record
 
 FORMAT = 1
@@ -44,6 +47,10 @@ class Facts:
     plan: Plan
     comparison: Comparison | None
     decided: Verdict | None
+    card: RewardCard | None
+    """What a reward model is worth; None for a policy, and where nothing was held out."""
+    pairs: Pairs | None
+    """What a reward model said of the held-out pairs."""
     merge: MergeProof | None
     version: dict[str, Any]
     """The record of the version that the folder is of; empty for a run's own folder."""
@@ -55,13 +62,52 @@ class Facts:
     gains: dict[int, float]
     shown: dict[str, list[int]]
     data: Data
+    diagnosis: list[dict[str, Any]]
+    """What went wrong, in the order in which it was told: name, step, text, advice, severity."""
+    watched: list[dict[str, Any]]
+    """Looks at the prompts that were put aside, by step."""
+    curriculum: dict[str, Any] | None
+    """See `curriculum.summary`."""
     notes: list[str]
     hashes: dict[str, str]
+
+    @property
+    def method(self) -> str:
+        """What was trained by; grpo where the plan does not say."""
+        return str(self.plan.config.get("method", "grpo"))
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether it was trained on pairs of a better and a worse answer, and not by rewards."""
+        return self.method in ("reward", "cpo")
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in one sentence."""
+        return outcome_of(self.run)
+
+    @property
+    def by_pairs(self) -> bool:
+        """Whether the total is the share of held-out pairs that the model prefers rightly, for want of a reward."""
+        return _is_by_pairs(self.plan)
 
     @property
     def warnings(self) -> list[str]:
         """What a reader should know before believing the rest."""
         return [*_about_data(self), *_about_training(self)]
+
+
+def outcome_of(run: RunFolder) -> str:
+    """What a run came to in one sentence."""
+    plan = run.plan
+    if plan.config.get("method") == "reward":
+        return card_verdict(_record(run.card, RewardCard))
+    comparison, decided = _record(run.comparison_file, Comparison), _record(run.verdict_file, Verdict)
+    return verdict(comparison, decided, by_pairs=_is_by_pairs(plan))
+
+
+def _is_by_pairs(plan: Plan) -> bool:
+    return plan.config.get("method") == "cpo" and not plan.rewards
 
 
 def gather(run: RunFolder) -> Facts:
@@ -82,6 +128,8 @@ def gather(run: RunFolder) -> Facts:
         plan=plan,
         comparison=_record(run.comparison_file, Comparison),
         decided=_record(run.verdict_file, Verdict),
+        card=_record(run.card, RewardCard),
+        pairs=read_pairs(run.pair_scores, run.held_out_rows),
         merge=_record(run.merge_file, MergeProof),
         version=json.loads(version.read_text(encoding="utf-8")) if version.exists() else {},
         steps=run.steps(),
@@ -91,6 +139,9 @@ def gather(run: RunFolder) -> Facts:
         gains=gains,
         shown=pick(gains, both, seed=int(plan.config.get("seed", 0))),
         data=_data(run),
+        diagnosis=[_without_time(event) for event in events if event.get("event") == "diagnosis"],
+        watched=_looks(events),
+        curriculum=summary(groups_of(run.steps()), recorded_groups(events) or ()),
         notes=list(dict.fromkeys([*plan.notes, *said])),
         hashes=_hashes(run),
     )
@@ -109,6 +160,7 @@ def as_json(facts: Facts) -> dict[str, Any]:
         "method": plan.config.get("method"),
         "verdict": _verdict_json(facts),
         "comparison": {**comparison.model_dump(), "better": comparison.better} if comparison else None,
+        "reward_model": _card_json(facts),
         "answers": {
             "base": facts.base.as_json() if facts.base else None,
             "new": facts.new.as_json() if facts.new else None,
@@ -118,6 +170,10 @@ def as_json(facts: Facts) -> dict[str, Any]:
             },
         },
         "training": {**dict(zip(("started", "ended"), facts.times or (None, None), strict=True)), "steps": facts.steps},
+        "diagnosis": facts.diagnosis,
+        "watched": facts.watched,
+        "calls": calls_of(facts.steps),
+        "curriculum": facts.curriculum,
         "data": _data_json(facts.data),
         "merge": facts.merge.model_dump() if facts.merge else None,
         "warnings": facts.warnings,
@@ -130,10 +186,52 @@ def as_json(facts: Facts) -> dict[str, Any]:
     return finite
 
 
+def _without_time(event: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in event.items() if name not in ("time", "event")}
+
+
+def _looks(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each look once, where a run was resumed."""
+    by_step = {int(event["step"]): _without_time(event) for event in events if event.get("event") == "watched"}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def calls_of(steps: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Sums over the steps, by reward; ``usage`` is what a judge had used at the last of them."""
+    found: dict[str, dict[str, Any]] = {}
+    for step in steps:
+        for name, call in (step.get("calls") or {}).items():
+            sums = found.setdefault(name, {"samples": 0, "none": 0, "failed": 0, "nan": 0, "hits": 0, "seconds": 0.0})
+            samples = int(call.get("samples") or 0)
+            sums["samples"] += samples
+            for key in ("none", "failed"):
+                sums[key] += round((call.get(key) or 0) * samples)
+            for key in ("nan", "hits", "seconds"):
+                sums[key] += call.get(key) or 0
+            if call.get("usage"):
+                sums["usage"] = call["usage"]
+            if call.get("error"):
+                sums.setdefault("error", call["error"])
+    return found
+
+
 def _verdict_json(facts: Facts) -> dict[str, Any]:
     names = [name for name in Verdict.model_fields if name != "forced"]
     decided = facts.decided.model_dump() if facts.decided else {**dict.fromkeys(names), "forced": False}
-    return {"sentence": verdict(facts.comparison, facts.decided), **decided}
+    return {"sentence": facts.sentence, **decided}
+
+
+def _card_json(facts: Facts) -> dict[str, Any] | None:
+    """The card, and what a rule of length would be worth on the same pairs."""
+    if facts.card is None:
+        return None
+    rule = facts.pairs.by_length if facts.pairs else None
+    by_length = {"rule": rule[0], "accuracy": rule[1]} if rule else None
+    return {
+        **facts.card.model_dump(),
+        "pairs_scored": len(facts.pairs.chosen) if facts.pairs else 0,
+        "by_length": by_length,
+    }
 
 
 def _data_json(data: Data) -> dict[str, Any]:
@@ -156,7 +254,8 @@ def repeat_commands(facts: Facts) -> list[str]:
 
 def _inputs(run: RunFolder) -> list[Path]:
     """The files that a run is made from."""
-    rows = [run.train_rows, run.held_out_rows, *(run.guard_rows(kind) for kind in KINDS), run.recorded]
+    rows = [run.train_rows, run.watch_rows, run.held_out_rows, *(run.guard_rows(kind) for kind in KINDS)]
+    rows += [run.recorded, run.answered]
     return [path for path in (run.plan_file, *rows) if path.exists()]
 
 
@@ -191,7 +290,8 @@ def _data(run: RunFolder) -> Data:
 
 
 def _key(row: dict[str, Any]) -> int:
-    return hash(json.dumps(row.get("prompt"), sort_keys=True))
+    """What word for word means: of a pair without a prompt of its own, the pair."""
+    return hash(json.dumps(row["prompt"], sort_keys=True) if row.get("prompt") is not None else prompt_key(row))
 
 
 def _about_data(facts: Facts) -> Iterator[str]:
@@ -200,6 +300,8 @@ def _about_data(facts: Facts) -> Iterator[str]:
         yield f"this model was promoted by force; the gate's verdict was: {facts.decided.text}"
     if data.shared:
         yield f"{count(data.shared, 'held-out prompt')} of {data.held_out:,} were trained on too, word for word"
+    if facts.card is not None:
+        yield from _about_card(facts.card, facts.pairs)
     if comparison is None:
         return
     if comparison.prompts < FEWEST_PROMPTS:
@@ -213,11 +315,22 @@ def _about_data(facts: Facts) -> Iterator[str]:
         )
 
 
+def _about_card(card: RewardCard, pairs: Pairs | None) -> Iterator[str]:
+    if card.held_out < FEWEST_PROMPTS:
+        yield f"only {count(card.held_out, 'prompt')} could be compared; {FEWEST_PROMPTS} are the least"
+    if pairs is not None and pairs.by_length and pairs.by_length[1] >= card.accuracy_low > 0.5:
+        rule, share = pairs.by_length
+        yield (
+            f"{rule} is the chosen one of {share:.0%} of the held-out pairs, which lies in this model's interval or "
+            "above it: it may have learned nothing but length, and a policy trained against it would learn that"
+        )
+
+
 def _about_training(facts: Facts) -> Iterator[str]:
-    steps = facts.steps
-    unscored = sum(_number(step.get("reward")) is None for step in steps)
+    steps, what = facts.steps, "loss" if facts.of_pairs else "reward"
+    unscored = sum(_number(step.get(what)) is None for step in steps)
     if unscored:
-        yield f"{count(unscored, 'training step')} of {len(steps):,} without a reward that is a number"
+        yield f"{count(unscored, 'training step')} of {len(steps):,} without a {what} that is a number"
     silent = _mean(steps, "frac_reward_zero_std")
     if silent is not None and silent > _HALF:
         yield f"{silent:.0%} of the groups had the same reward for every answer, and so taught nothing"

@@ -70,6 +70,53 @@ def forest(rows: Sequence[tuple[str, Interval]]) -> str:
 
 def histogram(gains: Sequence[float]) -> str:
     """How many prompts got how much better or worse."""
+    return _signed(gains, "difference of the total, new less base", "prompts", "Prompt by prompt", ("better", "worse"))
+
+
+def margins(values: Sequence[float]) -> str:
+    """How many pairs a reward model told apart by how much, rightly or not."""
+    axis = "margin: score of the chosen answer less that of the rejected one"
+    kept = [value for value in values if math.isfinite(value)]
+    return _signed(kept, axis, "pairs", "Pair by pair", ("right", "wrong")) if kept else ""
+
+
+def scores(chosen: Sequence[float], rejected: Sequence[float]) -> str:
+    """How the scores of chosen and of rejected answers lie."""
+    sides = [[value for value in side if math.isfinite(value)] for side in (chosen, rejected)]
+    if not all(sides):
+        return ""
+    with _figure((4.4, 2.2)) as (figure, axes):
+        first, last = min(map(min, sides)), max(map(max, sides))
+        for name, side, colour in zip(("chosen", "rejected"), sides, (_GOOD, _BAD), strict=True):
+            axes.hist(side, bins=_BARS, range=(first, last), color=colour, alpha=0.3)
+            axes.hist(side, bins=_BARS, range=(first, last), color=colour, histtype="step", linewidth=1.5, label=name)
+        axes.legend(frameon=False, labelcolor=_INK, fontsize=8)
+        axes.set_xlabel("score")
+        axes.set_ylabel("answers")
+        axes.yaxis.get_major_locator().set_params(integer=True)
+        return _framed("Scores of the held-out answers", figure)
+
+
+def shares(rows: Sequence[tuple[str, float, tuple[float, float] | None]]) -> str:
+    """How often each is right, from 0 to 1, with its interval if it has one, beside the line of a coin."""
+    with _figure((4.4, 0.75 + 0.32 * len(rows))) as (figure, axes):
+        for place, (_, share, interval) in enumerate(rows):
+            low, high = interval or (share, share)
+            colour = _SOFT if interval is None else _GOOD if low > 0.5 else _BAD if high < 0.5 else _SERIES[0]
+            axes.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
+            for end in (low, high) if interval else ():
+                axes.plot([end], [place], marker="|", color=colour, markersize=8, markeredgewidth=2)
+            axes.plot([share], [place], marker="o", color=colour, markersize=7)
+        axes.axvline(0.5, color=_INK, linewidth=1)
+        axes.set_xlim(0, 1.02)
+        axes.set_yticks(range(len(rows)), [clean(name, _NAME) for name, _, _ in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlabel("share of held-out pairs told apart rightly (line: a coin)")
+        return _framed("How often it is right, with its 95 % interval", figure)
+
+
+def _signed(gains: Sequence[float], axis: str, what: str, title: str, words: tuple[str, str]) -> str:
+    """A histogram of what is above, at and below zero."""
     width = (max(gains) - min(gains)) / _BARS or 1.0
     if not math.isfinite(width):
         return ""
@@ -81,11 +128,11 @@ def histogram(gains: Sequence[float]) -> str:
         edges = [place * width for place in range(first, last + 1)]
         axes.hist([worse, equal, better], bins=edges, stacked=True, color=[_BAD, _SOFT, _GOOD], alpha=0.85)
         axes.axvline(0, color=_INK, linewidth=1)
-        axes.set_xlabel("difference of the total, new less base")
-        axes.set_ylabel("prompts")
+        axes.set_xlabel(axis)
+        axes.set_ylabel(what)
         axes.yaxis.get_major_locator().set_params(integer=True)
-        title = f"Prompt by prompt: {len(better):,} better, {len(equal):,} equal, {len(worse):,} worse"
-        return _framed(title, figure)
+        counted = f"{title}: {len(better):,} {words[0]}, {len(equal):,} equal, {len(worse):,} {words[1]}"
+        return _framed(counted, figure)
 
 
 def _forest(rows: Sequence[tuple[str, Interval]], *, own: bool) -> str:

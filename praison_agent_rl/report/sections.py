@@ -1,31 +1,22 @@
 """The parts of a run's page, from top to bottom; each is HTML, and nothing where there is nothing to say."""
 
 import html
-import statistics
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
+from praison_agent_rl.dataset_building.comparing import PAIR_REASONS
 from praison_agent_rl.dataset_building.rows import REASONS
 from praison_agent_rl.records import Comparison, Interval
 from praison_agent_rl.report.answers import Side
 from praison_agent_rl.report.numbers import Facts, repeat_commands, why_not_repeatable
 from praison_agent_rl.report.page import clean, count, figure, moment, section, table, text
-from praison_agent_rl.report.plots import MOST_POINTS, curves, forest, histogram
-from praison_agent_rl.report.verdicts import badge, tone, verdict, what_is_needed
+from praison_agent_rl.report.plots import forest, histogram
+from praison_agent_rl.report.verdicts import badge, card_badge, card_tone, tone, what_is_needed
 
 MOST_ROWS = 40
 """Rewards, guards, findings and notes that the page lists; report.json has all."""
-_MOST_PLOTS = 12
-_METRICS = (
-    ("completion length, tokens", ("mean_length",), False),
-    ("entropy, nats a token", ("entropy",), False),
-    ("KL to the base model, nats a token", ("kl",), False),
-    ("share of groups without signal, of cut-off answers", ("frac_reward_zero_std", "clipped"), True),
-    ("gradient norm", ("grad_norm",), False),
-)
-_LABELS = {"frac_reward_zero_std": "without signal", "clipped": "cut off"}
 
 
 def summary(facts: Facts) -> str:
@@ -39,10 +30,13 @@ def summary(facts: Facts) -> str:
     if decided and decided.text != decided.status and not forced:
         reason = f"<p>Gate: {text(decided.text, 1000)}</p>"
     needed = what_is_needed(comparison, decided) if comparison else None
+    of_card = facts.method == "reward"
+    colour = card_tone(facts.card) if of_card else tone(comparison, decided)
+    word = card_badge(facts.card) if of_card else badge(comparison, decided)
     return (
         f'<p class="soft">{text(" · ".join(str(part) for part in head if part), 300)}</p>{forced}'
-        f'<header class="verdict tone-{tone(comparison, decided)}"><span class="badge">'
-        f"{text(badge(comparison, decided))}</span><h1>{text(verdict(comparison, decided), 600)}</h1>{reason}"
+        f'<header class="verdict tone-{colour}"><span class="badge">'
+        f"{text(word)}</span><h1>{text(facts.sentence, 600)}</h1>{reason}"
         f"{f'<p>{text(needed, 400)}</p>' if needed else ''}</header>{_tiles(facts)}{_facts_line(facts)}"
     )
 
@@ -50,10 +44,18 @@ def summary(facts: Facts) -> str:
 def _tiles(facts: Facts) -> str:
     comparison, decided = facts.comparison, facts.decided
     tiles = []
+    if card := facts.card:
+        kind = "good" if card.passed else ""
+        between = f"right on held-out pairs, 95 % interval {card.accuracy_low:.0%} to {card.accuracy_high:.0%}"
+        tiles.append((between, f"{card.accuracy:.0%}", kind))
+        tiles.append(("chosen less rejected score, mean", figure(card.margin, sign=True), ""))
+        tiles.append(("pairs trained on", f"{card.train:,}", ""))
+        tiles.append(("held-out prompts", f"{card.held_out:,}", ""))
     if comparison:
         total = comparison.total
         between = f"95 % interval {figure(total.low, sign=True)} to {figure(total.high, sign=True)}"
-        tiles.append(("mean reward, base → new", f"{figure(total.base)} → {figure(total.new)}", ""))
+        what = "right on held-out pairs" if facts.by_pairs else "mean reward"
+        tiles.append((f"{what}, base → new", f"{figure(total.base)} → {figure(total.new)}", ""))
         tiles.append((between, figure(total.difference, sign=True), _kind(total)))
         outcome = f"{comparison.wins:,} · {comparison.ties:,} · {comparison.losses:,}"
         tiles.append(("prompts better · equal · worse", outcome, ""))
@@ -70,15 +72,16 @@ def _tiles(facts: Facts) -> str:
 
 
 def _facts_line(facts: Facts) -> str:
-    plan = facts.plan
-    said = [f"base {plan.base}"]
+    plan, card = facts.plan, facts.card
+    named = f"reward model {card.name}/{card.version}" if card and card.version else None
+    said = [part for part in (named, f"base {plan.base}") if part]
     if plan.candidate:
         said.append(f"new {plan.candidate}")
     else:
         said += [f"trained by {plan.config.get('method')}", count(len(facts.steps), "step")]
     said += [f"on {plan.device}", f"planned {moment(plan.created)}"]
     if plan.parent:
-        said.insert(1, f"trained on from {plan.parent}")
+        said.insert(said.index(f"base {plan.base}") + 1, f"trained on from {plan.parent}")
     if facts.times:
         said.append(f"ran {' to '.join(map(moment, facts.times))}")
     return f'<p class="soft">{text(" · ".join(said), 1000)}</p>'
@@ -113,14 +116,19 @@ def comparison_section(facts: Facts) -> str:
 
 
 def _intervals(facts: Facts, comparison: Comparison) -> Iterator[tuple[str, str, Interval]]:
-    yield "weighted total", "trained on", comparison.total
+    # CPO is trained on pairs: no reward is, and what stands for one is the total itself
+    if not facts.by_pairs:
+        yield "weighted total", "not trained on" if facts.of_pairs else "trained on", comparison.total
     weights = {reward.name: f"weight {reward.weight:g}" for reward in facts.plan.rewards}
     for name, found in comparison.rewards.items():
-        yield name, weights.get(name, ""), found
+        yield name, weights.get(name, _OF_PAIR.get(name, "") if facts.by_pairs else ""), found
     for name, found in comparison.judged.items():
-        yield name, "not trained on", found
+        yield name, _OF_PAIR.get(name, "not trained on") if facts.method == "cpo" else "not trained on", found
     if facts.decided and facts.decided.incumbent:
         yield "against what answers now", facts.plan.incumbent or "recorded answers", facts.decided.incumbent
+
+
+_OF_PAIR = {"preference": "share of held-out pairs", "margin": "of held-out pairs, nats"}
 
 
 def _kind(found: Interval) -> str:
@@ -146,6 +154,12 @@ def _how_compared(facts: Facts, comparison: Comparison) -> str:
         "95 % intervals of the mean difference over prompts (the further of Student's t and bootstrap-t); the gate "
         "looks at the lower end, not at the mean.",
     ]
+    if facts.method == "cpo":
+        said.append(
+            "preference: the share of held-out pairs whose chosen answer the model finds likelier than the rejected "
+            "one; margin: the log-probability of the chosen answer less that of the rejected one, nats. Neither looks "
+            "at what the model answers."
+        )
     if facts.plan.rules.min_gain:
         said.append(f"The lower end had to lie above {facts.plan.rules.min_gain:g} (min_gain).")
     return "".join(f'<p class="soft">{text(part, 600)}</p>' for part in said)
@@ -214,57 +228,11 @@ def warning_section(facts: Facts) -> str:
     return section("Warnings and notes", listed, _more(len(facts.notes) - len(noted), "note"))
 
 
-def training_section(facts: Facts) -> str:
-    """Curves of the training steps."""
-    steps = facts.steps
-    if not steps:
-        return "" if facts.plan.candidate else section("Training", "<p>No training step is recorded.</p>")
-    seconds = [value for step in steps if isinstance(value := step.get("seconds"), int | float)]
-    took = f", {statistics.median(seconds):.1f} s each (median)" if seconds else ""
-    said = (
-        f"{count(len(steps), 'step')}{took}. These are rewards on prompts that the model was learning from; "
-        "what counts is the comparison above, on prompts that it never saw. Bands: one standard deviation in the batch."
-    )
-    if len(steps) > MOST_POINTS:
-        said += " Neighbouring steps are drawn as their mean."
-    names = list(dict.fromkeys(name for step in steps for name in step.get("rewards", {})))
-    missing = [title.partition(",")[0] for title, keys, _ in _METRICS if not any(_line(steps, key) for key in keys)]
-    if facts.plan.config.get("beta") == 0:
-        missing = [f"{name}, since beta is 0" if name.startswith("KL") else name for name in missing]
-    gone = f'<p class="soft">Not measured: {text("; ".join(missing), 300)}.</p>' if missing else ""
-    drawn = "".join(_curves(steps, names))
-    return section(
-        "Training",
-        f'<p class="soft">{text(said, 600)}</p><div class="plots">{drawn}</div>{gone}',
-        _more(len(names) - _MOST_PLOTS, "reward"),
-    )
-
-
-def _curves(steps: list[dict[str, Any]], names: list[str]) -> Iterator[str]:
-    at = [int(step["step"]) for step in steps]
-    if len(names) != 1 and (total := _line(steps, "reward")):
-        spread = [step.get("reward_std") for step in steps]
-        yield curves("reward, weighted total", at, {"total": total}, spread=spread)
-    for name in names[:_MOST_PLOTS]:
-        mean = [step.get("rewards", {}).get(name) for step in steps]
-        spread = [step.get("rewards_std", {}).get(name) for step in steps]
-        yield curves(f"reward {clean(name, 80)}", at, {name: mean}, spread=spread)
-    for title, keys, share in _METRICS:
-        lines = {_LABELS.get(key, key): line for key in keys if (line := _line(steps, key))}
-        if lines:
-            yield curves(title, at, lines, share=share)
-
-
-def _line(steps: list[dict[str, Any]], name: str) -> list[float | None] | None:
-    """A metric over the steps; None where no step has it."""
-    line = [step.get(name) for step in steps]
-    return line if any(value is not None for value in line) else None
-
-
 def data_section(facts: Facts) -> str:
     """What was trained on, what was asked, and what was left out and why."""
     data, manifest = facts.data, facts.data.manifest
-    rows: list[tuple[str, int | None]] = [("prompts trained on", data.train), ("prompts held out", data.held_out)]
+    what = "pairs" if facts.of_pairs else "prompts"
+    rows: list[tuple[str, int | None]] = [(f"{what} trained on", data.train), (f"{what} held out", data.held_out)]
     rows += [(f"prompts of the {kind} set", amount) for kind, amount in data.asked_besides.items()]
     parts = [
         table(
@@ -283,18 +251,22 @@ def data_section(facts: Facts) -> str:
 
 def _manifest(manifest: dict[str, Any]) -> str:
     left_out = manifest.get("left_out") or {}
-    order = {reason: place for place, reason in enumerate(REASONS)}
+    pairs = manifest.get("kind") == "pairs"
+    reasons = PAIR_REASONS if pairs else REASONS
+    order = {reason: place for place, reason in enumerate(reasons)}
     listed = sorted(left_out.items(), key=lambda item: order.get(item[0], len(order)))
     body = [
-        [f'<td class="said">{text(REASONS.get(reason, reason))}</td>', f"{int(amount):,}"] for reason, amount in listed
+        [f'<td class="said">{text(reasons.get(reason, reason))}</td>', f"{int(amount):,}"] for reason, amount in listed
     ]
     runs, calls = int(manifest.get("runs") or 0), int(manifest.get("calls") or 0)
     said = [f"Built from {count(runs, 'recorded run')} ({count(calls, 'call')})"]
     said.append(
-        f"the largest group that had to stay on one side has {count(int(manifest.get('largest_group') or 0), 'prompt')}"
+        f"the largest group that had to stay on one side has "
+        f"{count(int(manifest.get('largest_group') or 0), 'pair' if pairs else 'prompt')}"
     )
     said += [f"{int(manifest[key]):,} {what}" for key, what in _LOST.items() if manifest.get(key)]
-    rejected = f"<h3>Runs left out</h3>{table(['which', 'runs'], body, numbers=(1,), small=True)}" if body else ""
+    title, counted = ("What made no pair", "times") if pairs else ("Runs left out", "runs")
+    rejected = f"<h3>{title}</h3>{table(['which', counted], body, numbers=(1,), small=True)}" if body else ""
     example = manifest.get("malformed_example")
     malformed = f'<p class="soft">The first malformed prompt: {text(example, 400)}</p>' if example else ""
     return f"<p>{text('; '.join(said), 600)}.</p>{rejected}{malformed}"
@@ -342,8 +314,9 @@ def _merge_proof(facts: Facts) -> str:
     merge = facts.merge
     if merge is None:
         return ""
+    what = "scores" if facts.method == "reward" else "logits"
     return (
-        f"<p>Merge: on {count(merge.tokens, 'token')} the saved model's logits differ from base + adapter by at most "
+        f"<p>Merge: on {count(merge.tokens, 'token')} the saved model's {what} differ from base + adapter by at most "
         f"{merge.saved_error:.2g} (allowed {merge.tolerance:g}); training moved them by up to "
         f"{merge.change:.2g}.</p>"
     )

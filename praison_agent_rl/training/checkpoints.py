@@ -19,7 +19,7 @@ def newest_whole_checkpoint(folder: Path) -> Path | None:
     ``optimizer.pt`` is missing (1 of 6 runs killed while saving left such a checkpoint).
     """
     found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
-    newest_first = sorted(found, key=_step, reverse=True)
+    newest_first = sorted(found, key=step_of, reverse=True)
     return next((path for path in newest_first if _is_whole(path)), None)
 
 
@@ -27,10 +27,11 @@ def is_last(checkpoint: Path, max_steps: int) -> bool:
     """Whether a whole checkpoint is of the run's last step; without ``max_steps`` the number that it itself names."""
     state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     last = max_steps if max_steps > 0 else state.get("max_steps")
-    return isinstance(last, int) and 0 < last <= _step(checkpoint)
+    return isinstance(last, int) and 0 < last <= step_of(checkpoint)
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was written."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
@@ -42,7 +43,7 @@ def _is_whole(checkpoint: Path) -> bool:
     random_states = list(checkpoint.glob("rng_state*.pth"))
     return (
         isinstance(state, dict)
-        and state.get("global_step") == _step(checkpoint)
+        and state.get("global_step") == step_of(checkpoint)
         and _opens_as_safetensors(checkpoint / "adapter_model.safetensors")
         and (checkpoint / "adapter_config.json").is_file()
         and bool(random_states)

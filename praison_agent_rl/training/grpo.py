@@ -5,128 +5,177 @@ Imported only by the process that trains, since it imports ``trl`` at once.
 
 import contextlib
 import math
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
-from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
-from trl.kernels.chunked_logprob import ChunkedLogProbFunction
-from trl.trainer.utils import RepeatSampler
+from trl import GRPOConfig
 
+from praison_agent_rl.answering import Engine, Manner, RawAnswer, answer_rows
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row, to_dataset
+from praison_agent_rl.diagnosis import Symptom, long_prompts
 from praison_agent_rl.errors import ModelError, TrainingFailed
+from praison_agent_rl.measuring import rows_as_asked
 from praison_agent_rl.models import load_model, load_tokenizer, plain_weights, render_prompts
 from praison_agent_rl.preflight import check_adapter_targets
 from praison_agent_rl.rewards import Reward
-from praison_agent_rl.runs import RunFolder, publish_folder
-from praison_agent_rl.shared_prefix import completion_states, sample_completions, why_not_shareable
-from praison_agent_rl.training.checkpoints import is_last, newest_whole_checkpoint
+from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.shared_prefix import completion_states, sample_completions
+from praison_agent_rl.step_measures import measure, text_of
+from praison_agent_rl.training.adapters import check_tensors, check_weights, publish_adapter, save_adapter
+from praison_agent_rl.training.checkpoints import is_last, newest_whole_checkpoint, step_of
+from praison_agent_rl.training.events import EventWriter
+from praison_agent_rl.training.exactness import why_measured_otherwise, why_not_shared
+from praison_agent_rl.training.sampling import signals_of, tell_signals
+from praison_agent_rl.training.scoring import caller_of, tell_rewards
+from praison_agent_rl.training.skipping import Scores, SkippingTrainer
+from praison_agent_rl.training.trl_names import log_probabilities, told
+from praison_agent_rl.training.watching import (
+    Scorers,
+    Watcher,
+    best_instead,
+    memory_told,
+    outlived_by_best,
+    stopped_at,
+    tell,
+)
 
 _VOCABULARY_CHUNK = 32768  # columns of the head computed at a time, as in trl/trainer/utils.py
-_SHOWN = ("reward", "reward_std", "kl", "entropy", "grad_norm", "loss", "learning_rate", "frac_reward_zero_std")
 
 
 def train_grpo(
-    run: RunFolder, rows: Sequence[Row], rewards: Sequence[Reward], *, resume: bool = False, share: bool = True
+    run: RunFolder,
+    rows: Sequence[Row],
+    rewards: Sequence[Reward],
+    *,
+    judges: Sequence[Reward] = (),
+    resume: bool = False,
+    share: bool = True,
 ) -> None:
     """Train the policy of ``run`` and leave its adapter in the run's folder.
 
-    ``share=False`` computes every completion with its whole prompt, as TRL does.
+    ``judges`` score the watched prompts too and are not trained on. ``share=False`` computes every completion with its
+    whole prompt, as TRL does.
 
     Raises:
         ConfigError: too few prompts for one generation batch.
         ModelError: the model cannot be loaded, or not be trained as configured.
-        TrainingFailed: no step was made, no step had a signal, or weights became NaN.
+        TrainingFailed: no step was made, no step had a signal, weights became NaN, the policy collapsed before anything
+            was learned, the memory ran out, or a reward failed on too many answers.
     """
     plan = run.plan
     config = TrainConfig.load(plan.config, need_model=False, need_data=False)
     source = plain_weights(plan.base)
     tokenizer = load_tokenizer(source, config)
     checkpoint = _checkpoint_of(run) if resume else None
-    if checkpoint and is_last(checkpoint, config.max_steps):
+    if checkpoint and (is_last(checkpoint, config.max_steps) or stopped_at(run, step_of(checkpoint))):
         _finish_from(checkpoint, tokenizer, run, config)
         return
+    with memory_told(run, rewards):
+        kept, model = _prepared(run, rows, tokenizer, config)
+        signals = signals_of(run, kept, rewards, checkpoint)
+        trainer = PolicyTrainer(
+            model=model,
+            reward_funcs=list(rewards),
+            args=_arguments(run, config, [reward.weight for reward in rewards], plan.device),
+            train_dataset=to_dataset(kept),
+            processing_class=tokenizer,
+            peft_config=LoraConfig(**config.lora_arguments()),
+            signals=signals,
+            caller=caller_of(run, rewards),
+            shown_tools=plan.tools,
+            share=share,
+            longest=config.max_seq_length,
+        )
+        for name, without in told(PolicyTrainer).items():
+            if name == "_tokenize_prompts" and plan.tools:
+                raise ModelError(f"{without}; take the release of TRL that this package asks for")
+            run.report_event("note", text=without)
+        if trainer.not_shared_because and trainer.accelerator.is_main_process:
+            run.report_event("note", text=f"prompts are not shared: {trainer.not_shared_because}")
+        watcher = _watched(run, trainer, Scorers(rewards, judges), config)
+        trainer.add_callback(EventWriter(run, trainer, signals, on_step=watcher.after_step if watcher else None))
+        _train(trainer, checkpoint)
+    tell_rewards(run, trainer)
+    _finish(run, trainer, watcher.stopped if watcher else None)
+
+
+def _prepared(run: RunFolder, rows: Sequence[Row], tokenizer: Any, config: TrainConfig) -> tuple[list[Row], Any]:
+    """The rows that can be trained on, and the model."""
+    plan = run.plan
+    source = plain_weights(plan.base)
     kept = _short_enough(run, rows, tokenizer, config, plan.tools)
     config.check_prompt_count(len(kept))
     model = load_model(source, config, device=plan.device)
     check_adapter_targets(config, tied=bool(model.config.get_text_config().tie_word_embeddings), source=source)
-    trainer = PolicyTrainer(
-        model=model,
-        reward_funcs=list(rewards),
-        args=_arguments(run, config, [reward.weight for reward in rewards], plan.device),
-        train_dataset=to_dataset(kept),
-        processing_class=tokenizer,
-        peft_config=LoraConfig(**config.lora_arguments()),
-        callbacks=[EventWriter(run, [reward.name for reward in rewards])],
-        shown_tools=plan.tools,
-        share=share,
-    )
-    if trainer.not_shared_because:
-        run.report_event("note", text=f"prompts are not shared: {trainer.not_shared_because}")
-    _train(trainer, checkpoint)
-    _check_outcome(run, trainer)
-    _save_adapter(trainer, tokenizer, run)
+    return kept, model
 
 
-class EpochSampler(RepeatSampler):  # type: ignore[misc]  # trl is not typed
-    """TRL's order of prompts, but known from the epoch alone: TRL's starts again from the first when it is resumed."""
+def _watched(run: RunFolder, trainer: "PolicyTrainer", scorers: Scorers, config: TrainConfig) -> Watcher | None:
+    if not config.watch:
+        return None
+    rows = rows_as_asked(run, run.watch_rows) if run.watch_rows.exists() else []
+    watcher = Watcher(run, trainer, rows, scorers, config)
+    trainer.add_callback(watcher)
+    return watcher
 
-    def set_epoch(self, epoch: int) -> None:
-        """Called by accelerate before each epoch."""
-        if self.shuffle:
-            self.generator.manual_seed(self.seed + epoch)
 
-
-class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # trl is not typed
+class PolicyTrainer(SkippingTrainer):
     """TRL's trainer, with what a group of completions shares computed once, on the prompts that the agent sends."""
 
-    def __init__(self, *, shown_tools: Sequence[dict[str, Any]] = (), share: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        shown_tools: Sequence[dict[str, Any]] = (),
+        share: bool = True,
+        longest: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self.shown_tools = list(shown_tools)
-        self.not_shared_because = self._why_not_shared() if share else "it was asked not to"
+        self.not_shared_because = self._why_not_shared(longest) if share else "it was asked not to"
 
-    def _why_not_shared(self) -> str | None:
-        if self.accelerator.num_processes > 1:
-            return "gradients of several processes are gathered through the model's own forward"
-        if self.args.gradient_checkpointing:
-            return "gradient checkpointing keeps no keys and values"
-        if any(config.lora_dropout for config in self.model.peft_config.values()):
-            return "lora_dropout would differ between the completions of a group"
-        return why_not_shareable(self._policy())
+    def measured(self) -> dict[str, float | None]:
+        """What the answers of the last generation show; TRL keeps them, of all processes, for tables of its own."""
+        texts = [text_of(completion) for completion in self._logs["completion"]]
+        return measure(texts, self._totals(len(texts)), self.num_generations, tools=self.shown_tools)
+
+    def answers_to(self, rows: Sequence[Row], config: TrainConfig, manner: Manner) -> list[RawAnswer]:
+        """Answers of the policy as it is now, by the engine that the gate asks with."""
+        with self._ready_to_sample() as policy:
+            return answer_rows(Engine(policy, self._tokenizer, config, list(self.eos_token_ids)), rows, manner)
+
+    def _why_not_shared(self, longest: int | None) -> str | None:
+        policy = self._policy()
+        if known := why_not_shared(self, policy, longest=longest):
+            return known
+        fewer = torch.bfloat16 if self.args.bf16 or getattr(policy, "is_quantized", False) else policy.dtype
+        plain = super()._get_per_token_logps_and_entropies
+        return why_measured_otherwise(
+            self._score,
+            lambda ids, mask, length: plain(self.model, ids, mask, length, compute_entropy=True)[:2],
+            vocabulary=policy.get_input_embeddings().weight.size(0),
+            dtype=torch.float16 if self.args.fp16 else fewer,
+            device=policy.device,
+        )
 
     def _policy(self, model: Any = None) -> Any:
         unwrapped = self.accelerator.unwrap_model(model if model is not None else self.model)
         return unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
 
-    def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
-        given = super()._get_train_sampler(dataset)
-        return EpochSampler(
-            given.data_source,
-            given.mini_repeat_count,
-            batch_size=given.batch_size,
-            repeat_count=given.repeat_count,
-            shuffle=given.shuffle,
-            seed=given.seed,
-        )
-
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
         """As TRL does, but with the tool schemas that the agent sends, which it does not run here."""
         return render_prompts(self._tokenizer, prompts, self.shown_tools), None, {}
 
-    def _generate_single_turn(
-        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int, **options: Any
-    ) -> tuple[list[list[int]], Any]:
-        too_short = min(map(len, prompt_ids)) < 2
-        if self.not_shared_because or self.use_vllm or self.use_transformers_continuous_batching or too_short:
-            result: tuple[list[list[int]], Any] = super()._generate_single_turn(
-                prompt_ids, images, multimodal_fields, num_generations, **options
-            )
+    def _generate_single_turn(self, *given: Any, **options: Any) -> tuple[list[list[int]], Any]:
+        prompt_ids: list[list[int]] = options["prompt_ids"] if "prompt_ids" in options else given[0]
+        otherwise = self.not_shared_because or self.use_vllm or self.use_transformers_continuous_batching
+        if otherwise or self.generation_config.cache_implementation or min(map(len, prompt_ids)) < 2:
+            result: tuple[list[list[int]], Any] = super()._generate_single_turn(*given, **options)
             return result
         with self._ready_to_sample() as policy:
             completions = sample_completions(
@@ -163,6 +212,16 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # trl is not typed
             policy.train()
 
     def _get_per_token_logps_and_entropies(
+        self, *given: Any, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        if self.not_shared_because is None:
+            return self._shared_scores(*given, **options)
+        result: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] = (
+            super()._get_per_token_logps_and_entropies(*given, **options)
+        )
+        return result
+
+    def _shared_scores(
         self,
         model: Any,
         input_ids: torch.Tensor,
@@ -173,7 +232,8 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # trl is not typed
         compute_aux_loss: bool = False,
         **multimodal: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        if self.not_shared_because or compute_aux_loss or any(value is not None for value in multimodal.values()):
+        another = self._policy(model) is not self._policy()
+        if another or compute_aux_loss or any(value is not None for value in multimodal.values()):
             result: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] = (
                 super()._get_per_token_logps_and_entropies(
                     model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss,
@@ -183,57 +243,27 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # trl is not typed
             return result
         size = batch_size or len(input_ids)
         chunks = zip(input_ids.split(size), attention_mask.split(size), strict=True)
-        scored = [self._score(self._policy(model), ids, mask, logits_to_keep) for ids, mask in chunks]
+        scored = [self._scored_where_it_counts(ids, mask, logits_to_keep) for ids, mask in chunks]
         log_probs, entropies = (torch.cat(parts) for parts in zip(*scored, strict=True))
         return log_probs, entropies if compute_entropy else None, None
 
-    def _score(
-        self, policy: Any, ids: torch.Tensor, mask: torch.Tensor, length: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _score(self, ids: torch.Tensor, mask: torch.Tensor, length: int) -> Scores:
         """Log-probability and entropy of each completion token, both (batch, length), 0 where there is none."""
+        policy = self._policy()
         prompts = [row[kept].tolist() for row, kept in zip(ids[:, :-length], mask[:, :-length].bool(), strict=True)]
         completions, completion_mask = ids[:, -length:], mask[:, -length:]
         kept = completion_mask.bool()
+        head = policy.get_output_embeddings()
+        in_full = bool(self.args.cast_lm_head_to_fp32)
         with self.accelerator.autocast():
             states = completion_states(policy, prompts, completions, completion_mask, pad=self._tokenizer.pad_token_id)
-        head = policy.get_output_embeddings()
-        log_probs, entropy, *_ = ChunkedLogProbFunction.apply(
-            states, head.weight, head.bias, completions[kept], self.temperature, _VOCABULARY_CHUNK, None, 1.0,
-            ("log_probs", "entropy"),
-        )  # fmt: skip
+            with torch.autocast(states.device.type, enabled=False) if in_full else contextlib.nullcontext():
+                log_probs, entropy, *_ = log_probabilities().apply(
+                    states.float() if in_full else states, head.weight, head.bias, completions[kept], self.temperature,
+                    _VOCABULARY_CHUNK, None, 1.0, ("log_probs", "entropy"),
+                )  # fmt: skip
         empty = log_probs.new_zeros(kept.shape)
         return empty.masked_scatter(kept, log_probs), empty.masked_scatter(kept, entropy)
-
-
-class EventWriter(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
-    """Writes each step's metrics into the run's events, for whoever watches and for the report."""
-
-    def __init__(self, run: RunFolder, reward_names: Sequence[str]) -> None:
-        self._run = run
-        self._reward_names = reward_names
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
-        """Called by transformers after each logged step."""
-        if "reward" not in logs or not state.is_world_process_zero:
-            return
-        rewards = {name: _number(logs.get(f"rewards/{name}/mean")) for name in self._reward_names}
-        spread = {name: _number(logs.get(f"rewards/{name}/std")) for name in self._reward_names}
-        self._run.report_event(
-            "step",
-            step=state.global_step,
-            of=state.max_steps,
-            **{name: _number(logs.get(name)) for name in _SHOWN},
-            rewards=rewards,
-            rewards_std=spread,
-            mean_length=_number(logs.get("completions/mean_length")),
-            clipped=_number(logs.get("completions/clipped_ratio")),
-            seconds=_number(logs.get("step_time")),
-        )
-
-
-def _number(value: Any) -> float | None:
-    """A metric as a number; None for one that is missing or no finite number, which JSON cannot hold."""
-    return float(value) if value is not None and math.isfinite(float(value)) else None
 
 
 def _short_enough(
@@ -251,6 +281,9 @@ def _short_enough(
             text=f"{len(rows) - len(kept)} of {len(rows)} training prompts are longer than {limit} tokens ({name}) "
             f"and are left out; the longest has {max(lengths)}",
         )
+        left = len(rows) - len(kept)
+        long = long_prompts(left, len(rows), longest=max(lengths), limit=limit, key=name) if config.watch else None
+        tell(run, [long] if long else [])
     return kept
 
 
@@ -277,7 +310,7 @@ def _train(trainer: PolicyTrainer, checkpoint: Path | None) -> None:
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except (RuntimeError, ValueError):  # peft or torch met NaN while sampling, and says nothing of the learning rate
-        _check_weights(trainer)
+        check_weights(trainer)
         raise
 
 
@@ -290,24 +323,38 @@ def _checkpoint_of(run: RunFolder) -> Path | None:
 
 def _finish_from(checkpoint: Path, tokenizer: Any, run: RunFolder, config: TrainConfig) -> None:
     """Make the adapter of a run whose last step was saved; the trainer would make one more if it were called again."""
-    _check_tensors(load_file(checkpoint / "adapter_model.safetensors").items(), config.learning_rate)
+    step = step_of(checkpoint)
+    stopped = stopped_at(run, step)
+    if not outlived_by_best(run, stopped):
+        check_tensors(load_file(checkpoint / "adapter_model.safetensors").items(), config.learning_rate)
     _check_signal(run)
-    temporary = Path(f"{run.adapter}.part")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    for name in ("adapter_model.safetensors", "adapter_config.json"):
-        shutil.copy2(checkpoint / name, temporary / name)
-    _publish_adapter(temporary, tokenizer, run)
+    tell_signals(run)
+    best = best_instead(run, step, stopped)
+    publish_adapter(best.folder if best else checkpoint, tokenizer, run)
 
 
-def _check_outcome(run: RunFolder, trainer: PolicyTrainer) -> None:
-    """Raise TrainingFailed for a run that TRL calls a success although nothing was learned."""
-    if trainer.state.global_step == 0:
+def _finish(run: RunFolder, trainer: PolicyTrainer, stopped: Symptom | None) -> None:
+    """Publish the adapter of the last step, or a better one that was kept.
+
+    Raises:
+        TrainingFailed: TRL calls the run a success although nothing was learned.
+    """
+    step = trainer.state.global_step
+    if step == 0:
         raise TrainingFailed(
             "training made no step: the data did not fill one generation batch. Give more prompts or smaller batches"
         )
-    _check_weights(trainer)
+    if not outlived_by_best(run, stopped):
+        check_weights(trainer)
     _check_signal(run)
+    tell_signals(run)
+    if not trainer.accelerator.is_main_process:
+        return
+    tokenizer = trainer.processing_class
+    if best := best_instead(run, step, stopped):
+        publish_adapter(best.folder, tokenizer, run)
+    else:
+        save_adapter(trainer, tokenizer, run)
 
 
 def _check_signal(run: RunFolder) -> None:
@@ -318,32 +365,3 @@ def _check_signal(run: RunFolder) -> None:
             f"no step of {len(steps)} had a signal: the rewards {seen}, so there was nothing to learn. Make a reward "
             "that tells answers apart, raise num_generations, or take prompts that are neither all right nor all wrong"
         )
-
-
-def _check_weights(trainer: PolicyTrainer) -> None:
-    trained = ((name, p) for name, p in trainer.model.named_parameters() if p.requires_grad)
-    _check_tensors(trained, trainer.args.learning_rate)
-
-
-def _check_tensors(trained: Iterable[tuple[str, torch.Tensor]], learning_rate: float) -> None:
-    broken = [name for name, tensor in trained if not tensor.isfinite().all()]
-    if broken:
-        raise TrainingFailed(
-            f"{len(broken)} trained tensors hold NaN or infinity (first: {broken[0]}); lower learning_rate "
-            f"({learning_rate:g}) and start again"
-        )
-
-
-def _save_adapter(trainer: PolicyTrainer, tokenizer: Any, run: RunFolder) -> None:
-    if not trainer.accelerator.is_main_process:
-        return
-    temporary = Path(f"{run.adapter}.part")
-    trainer.save_model(str(temporary))
-    if not (temporary / "adapter_model.safetensors").exists():
-        raise ModelError(f"training ended but left no adapter in {str(temporary)!r}")
-    _publish_adapter(temporary, tokenizer, run)
-
-
-def _publish_adapter(temporary: Path, tokenizer: Any, run: RunFolder) -> None:
-    tokenizer.save_pretrained(temporary)
-    publish_folder(temporary, run.adapter)

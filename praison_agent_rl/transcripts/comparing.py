@@ -46,12 +46,15 @@ class Recent:
         self._calls: deque[Written] = deque()
         self._by_end: dict[Any, deque[Written]] = {}
         self._lengths: dict[str | None, Counter[int]] = {}
+        self.ids: set[str] = set()
+        """Of those that are remembered."""
 
     def add(self, call: Written) -> None:
         """Remember a call, and forget the oldest."""
         if len(self._calls) == self._most:
             self._forget(self._calls.popleft())
         self._calls.append(call)
+        self.ids.add(call.id)
         if call.sent:
             self._by_end.setdefault(_end(call.agent, call.conversation, call.sent), deque()).append(call)
             self._lengths.setdefault(call.agent, Counter())[call.sent] += 1
@@ -75,6 +78,7 @@ class Recent:
                 yield from reversed(self._by_end.get(_end(agent, messages, length), ()))
 
     def _forget(self, call: Written) -> None:
+        self.ids.discard(call.id)
         if call.sent:
             end = _end(call.agent, call.conversation, call.sent)
             self._by_end[end].popleft()

@@ -20,6 +20,7 @@ from pydantic_core import from_json, to_json
 
 from praison_agent_rl.errors import DataError
 from praison_agent_rl.transcripts.plain_values import revive
+from praison_agent_rl.transcripts.unwritten import settle
 
 DEFAULT_STORE = Path(".praisonai/rl/transcripts")
 FORMAT = 1
@@ -157,7 +158,7 @@ class GrowingFile:
     def _make_room(self, room: int) -> None:
         """Remove the oldest files that nobody writes to, until those that are left fit into ``room`` bytes."""
         found = []
-        for path in store_files(self._store):
+        for path in _files_in(self._store):
             with contextlib.suppress(FileNotFoundError):  # another process makes room too
                 state = path.stat()
                 found.append((state.st_mtime, state.st_size, path))
@@ -209,16 +210,21 @@ def store_at(store: str | Path) -> Path:
 
 
 def store_files(store: str | Path) -> list[Path]:
-    """The files of a store in the order of their names, or the one file that ``store`` is.
+    """The files of a store in the order of their names, or the one file that ``store`` is, with all of this process.
 
     Raises:
         DataError: there is no such folder.
     """
+    settle()
     store = Path(store).expanduser()
     if store.is_file():
         return [store]
     if not store.is_dir():
         raise DataError(f"{str(store)!r} is no store of transcripts; record an agent with agent.record(), or name it")
+    return _files_in(store)
+
+
+def _files_in(store: Path) -> list[Path]:
     return sorted(path for path in store.iterdir() if _NAME.fullmatch(path.name))
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 _HUGE = 1 << 10_000
 """Python refuses to write or read integers of more than 4,300 decimal digits (``sys.set_int_max_str_digits``)."""
+_HUGE_BELOW = -_HUGE  # made once: it has a thousand bytes
 ATOMS = frozenset((str, bool, type(None)))
 """Types of values that are as plain as can be."""
 _MARKS = frozenset(("$bytes", "$dict", "$float", "$int", "$repr"))
@@ -27,11 +28,11 @@ def plain(value: Any) -> Any:
         for key in value:
             if type(key) is not str or key[:1] == "$":
                 return {"$dict": [[plain(key), plain(item)] for key, item in value.items()]}
-        return {key: plain(item) for key, item in value.items()}
+        return {key: item if type(item) is str else plain(item) for key, item in value.items()}
     if kind is list or kind is tuple:
         return [plain(item) for item in value]
     if kind is int:
-        return value if -_HUGE < value < _HUGE else {"$int": hex(value)}
+        return value if _HUGE_BELOW < value < _HUGE else {"$int": hex(value)}
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
     return _plain_unusual(value)

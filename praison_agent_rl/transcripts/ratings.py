@@ -12,6 +12,7 @@ from praison_agent_rl.transcripts.files import DEFAULT_STORE, store_at
 from praison_agent_rl.transcripts.masking import Masks, find_mask
 from praison_agent_rl.transcripts.run_ids import Found, RunId, find_run
 from praison_agent_rl.transcripts.shared_writers import shared_writer, writers
+from praison_agent_rl.transcripts.unwritten import settle
 from praison_agent_rl.transcripts.writing import TranscriptWriter
 
 _FOUND = Found()
@@ -40,6 +41,7 @@ def feedback(
         ConfigError: there is no such redactor.
     """
     given = _checked(run, score, label, correction)
+    settle()
     writer = _writer(run, given.run, store)
     known = writer.knows(given.run)
     texts = given.label is not None or given.correction is not None

@@ -17,7 +17,7 @@ from typing import Any
 
 from praison_agent_rl.errors import ConfigError, MissingExtra
 from praison_agent_rl.transcripts.personal_patterns import PERSONAL_RULES
-from praison_agent_rl.transcripts.secret_patterns import SECRET_RULES, Rule, names_a_secret
+from praison_agent_rl.transcripts.secret_patterns import SECRET_RULES, Rule, may_hold_secrets, names_a_secret
 from praison_agent_rl.transcripts.secret_values import is_basic, looks_random, worth_masking
 
 Redactor = Callable[[str, dict[str, str]], str]
@@ -27,6 +27,8 @@ _SHORTEST_SECRET = 8
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _USUAL_KEYS = frozenset(("role", "content", "text", "type", "name", "id", "function", "arguments", "tool_call_id"))
 """Of chat messages: no secrets by their names, and most of what is written."""
+_KEYS_OF_TEXTS = _USUAL_KEYS - {"name"}
+"""None of which says what another one holds."""
 _NAMES_OF_NAMES = ("name", "Name", "key", "Key", "variable")
 _INNER_NAMES = frozenset(("value", "values", "secret", "secretvalue", "plaintext", "raw", "current", "default"))
 _HEADERS = frozenset(("authorization", "proxy-authorization", "cookie", "set-cookie"))
@@ -64,6 +66,8 @@ def find_redactor(spec: Any = None) -> Redactor:
 
 def mask_secrets(text: str, names: dict[str, str]) -> str:
     """``text`` without keys of the usual providers, tokens, passwords and private keys."""
+    if len(text) < _STEP and not may_hold_secrets(text):
+        return text
     return text if len(text) < _SHORTEST_SECRET else _mask(SECRET_RULES, text, names)
 
 
@@ -81,6 +85,15 @@ def redact_value(value: Any, redact: Redactor, names: dict[str, str]) -> Any:
         return [redact_value(item, redact, names) for item in value]
     if kind is not dict:
         return value
+    if value.keys() <= _KEYS_OF_TEXTS:
+        return {
+            key: item
+            if key == "role" and item in _ROLES
+            else redact(item, names)
+            if type(item) is str
+            else redact_value(item, redact, names)
+            for key, item in value.items()
+        }
     if "$bytes" in value:
         return _redact_bytes(value, redact, names)
     if type(pairs := value.get("$dict")) is list:
@@ -192,6 +205,8 @@ def _mask(rules: tuple[Rule, ...], text: str, names: dict[str, str]) -> str:
     text, aside = _put_aside(text)
     lowered = _lower(text)
     for rule in rules:
+        if rule.cues and not any(map(lowered.__contains__, rule.cues)):
+            continue
         spans = list(rule.find(text, lowered))
         if spans:
             text = _replaced(text, spans, rule, aside, names)

@@ -104,6 +104,10 @@ _SHORTEST = 16
 """Characters; each key holds so long a word."""
 
 
+LONG_WORD = re.compile(f"[A-Za-z0-9_.:~-]{{{_SHORTEST}}}")
+"""In a text without one is no key."""
+
+
 def provider_keys(text: str, lowered: str) -> Iterator[tuple[int, int]]:
     """Where the keys stand. Texts without long words, and words that no key begins with, cost next to nothing."""
     words = text.encode("utf-8", "replace").translate(_NOT_OF_WORDS).split()

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 
-from praison_agent_rl.transcripts.secret_keys import provider_keys
+from praison_agent_rl.transcripts.secret_keys import LONG_WORD, provider_keys
 from praison_agent_rl.transcripts.secret_values import (
     has_letters_and_digits,
     is_aws_secret,
@@ -30,11 +30,18 @@ class Rule:
     """One kind of value: where it is found, and which of its forms are one value."""
 
     def __init__(
-        self, kind: str, find: Callable[[str, str], Spans], *, same: Callable[[str], str] = lambda found: found
+        self,
+        kind: str,
+        find: Callable[[str, str], Spans],
+        *,
+        cues: tuple[str, ...] = (),
+        same: Callable[[str], str] = lambda found: found,
     ) -> None:
         self.kind = kind
         self.find = find
         """``(text, the same in lower case) -> (start, end)`` of each value, in order and apart from each other."""
+        self.cues = cues
+        """It finds nothing in a text without any of these; without cues, it may find something in each."""
         self.same = same
         """Forms of one value (upper and lower case, with and without blanks) become one."""
 
@@ -50,12 +57,8 @@ def places(cues: tuple[str, ...], lowered: str) -> Iterator[int]:
     return iter(sorted(found))
 
 
-def at_cues(
-    cues: tuple[str, ...],
-    pattern: str,
-    believes: Callable[[Match], bool] = lambda match: True,
-) -> Callable[[str, str], Spans]:
-    """A search that tries ``pattern`` where a cue stands; its named group, or all of it, is the value."""
+def _cued(cues: tuple[str, ...], pattern: str, believes: Callable[[Match], bool] = lambda match: True) -> Rule:
+    """A rule that tries ``pattern`` where a cue stands; its named group, or all of it, is the value."""
     compiled = re.compile(pattern)
 
     def find(text: str, lowered: str) -> Spans:
@@ -66,7 +69,7 @@ def at_cues(
                 done = match.end()
                 yield match.span(match.lastgroup or 0)
 
-    return find
+    return Rule("SECRET", find, cues=cues)
 
 
 def starts(inside: str) -> str:
@@ -245,6 +248,7 @@ def _believes_bare(value: str, demand: str, after: str, name: str) -> bool:
 
 # --- secrets that are told by what stands around them ---------------------------------------------------------------
 
+_BLOCK_CUES = ("-----begin",)
 _KEY_BLOCK = re.compile(r"-----(?i:BEGIN) [A-Za-z0-9 ]{0,40}(?i:PRIVATE KEY)(?i: BLOCK)?-----")
 _KEY_END = re.compile(r"-----(?i:END) [A-Za-z0-9 ]{0,40}-----")
 _BETWEEN = r"(?:[\s>|#\"'+,]|\\+[nrt])*"
@@ -256,7 +260,7 @@ _KEY_LINES = re.compile(
 
 
 def _key_blocks(text: str, lowered: str) -> Spans:
-    for place in places(("-----begin",), lowered):
+    for place in places(_BLOCK_CUES, lowered):
         match = _KEY_BLOCK.match(text, place)
         if match is None:
             continue
@@ -309,13 +313,14 @@ def _is_auth(match: Match) -> bool:
     return is_basic(found(match)) or (looks_random(found(match)) and has_letters_and_digits(found(match)))
 
 
+_AWS_CUES = ("aws", "akia", "asia", "secret")
 _AWS_CUE = re.compile(r"(?<![a-z])aws|akia|asia[a-z2-7]{16}|secret[ _-]?access[ _-]?key")
 _AWS_SECRET = re.compile(starts("A-Za-z0-9/+=") + r"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
 
 
 def _aws_secrets(text: str, lowered: str) -> Spans:
     """Secret keys of AWS, which have no form of their own: where the text speaks of AWS."""
-    if not any(_AWS_CUE.match(lowered, place) for place in places(("aws", "akia", "asia", "secret"), lowered)):
+    if not any(_AWS_CUE.match(lowered, place) for place in places(_AWS_CUES, lowered)):
         return
     for match in _AWS_SECRET.finditer(text):
         before = text[max(0, match.start() - 3) : match.start()]
@@ -333,48 +338,48 @@ _COOKIE = (
     r"(?:;\s?(?!(?i:path|domain|expires|max-age|samesite)=)[\w.-]+=[^\s;,\"'\\<>]*)*)"
 )
 SECRET_RULES = (
-    Rule("SECRET", _key_blocks),
-    Rule("SECRET", at_cues(("private-lines:",), r"(?i:private-lines): \d+(?P<value>(?:(?:\s|\\+[nr])+[\w+/=]{16,})+)")),
-    Rule("SECRET", at_cues(("://",), _URL_PASSWORD, _is_url_password)),
-    Rule(
-        "SECRET",
-        at_cues(
-            ("authorization",),
-            rf"(?i:authorization){_HEADER_END}"
-            r"(?P<scheme>(?i:bearer|basic|token|apikey|digest|negotiate)\s{1,3})?(?P<value>[\w.~+/=:-]{4,})",
-            _is_credential,
-        ),
+    Rule("SECRET", _key_blocks, cues=_BLOCK_CUES),
+    _cued(("private-lines:",), r"(?i:private-lines): \d+(?P<value>(?:(?:\s|\\+[nr])+[\w+/=]{16,})+)"),
+    _cued(("://",), _URL_PASSWORD, _is_url_password),
+    _cued(
+        ("authorization",),
+        rf"(?i:authorization){_HEADER_END}"
+        r"(?P<scheme>(?i:bearer|basic|token|apikey|digest|negotiate)\s{1,3})?(?P<value>[\w.~+/=:-]{4,})",
+        _is_credential,
     ),
-    Rule("SECRET", at_cues(("cookie",), _COOKIE, _holds_a_session)),
-    Rule("SECRET", at_cues(("curl",), _CURL_USER, _not_reference)),
-    Rule("SECRET", at_cues(("sshpass",), r"(?i:sshpass)\s+-p\s{0,3}[\"']?(?P<value>[^\s\"'\\]{3,})", _is_worth)),
-    Rule(
-        "SECRET",
-        at_cues(
-            ("mysql", "mariadb"),
-            r"(?i:mysql\w{0,8}|mariadb\w{0,8})\s[^\n|]{0,80}?(?<=\s)-p[\"']?(?P<value>[^\s\"'\\]{3,})",
-            _is_worth,
-        ),
+    _cued(("cookie",), _COOKIE, _holds_a_session),
+    _cued(("curl",), _CURL_USER, _not_reference),
+    _cued(("sshpass",), r"(?i:sshpass)\s+-p\s{0,3}[\"']?(?P<value>[^\s\"'\\]{3,})", _is_worth),
+    _cued(
+        ("mysql", "mariadb"),
+        r"(?i:mysql\w{0,8}|mariadb\w{0,8})\s[^\n|]{0,80}?(?<=\s)-p[\"']?(?P<value>[^\s\"'\\]{3,})",
+        _is_worth,
     ),
-    Rule("SECRET", at_cues((" login ",), r" login [^\n|]{0,80}?-p\s{1,3}[\"']?(?P<value>[^\s\"'\\]{3,})", _is_worth)),
-    Rule(
-        "SECRET",
-        at_cues(
-            ("auth",),
-            r"(?i:auth)(?:(?<=_auth)\s?=|\\{0,15}[\"']\s?:)\s?\\{0,15}[\"']?(?P<value>[\w+/=-]{8,})",
-            _is_auth,
-        ),
+    _cued((" login ",), r" login [^\n|]{0,80}?-p\s{1,3}[\"']?(?P<value>[^\s\"'\\]{3,})", _is_worth),
+    _cued(
+        ("auth",),
+        r"(?i:auth)(?:(?<=_auth)\s?=|\\{0,15}[\"']\s?:)\s?\\{0,15}[\"']?(?P<value>[\w+/=-]{8,})",
+        _is_auth,
     ),
-    Rule("SECRET", _assigned),
-    Rule("SECRET", at_cues(("hooks.slack.com/",), r"(?i:hooks.slack.com)/\w+/(?P<value>\w+/\w+/\w{16,})")),
-    Rule("SECRET", at_cues(("/webhooks/",), r"(?i:/webhooks/)\d{10,25}/(?P<value>[\w-]{40,})")),
-    Rule("SECRET", at_cues(("whsec_", "flyv1 "), r"(?:whsec_|FlyV1 )[\w+/=,-]{16,}")),
-    Rule("SECRET", _aws_secrets),  # before their identifiers are masked, which are cues
+    Rule("SECRET", _assigned, cues=_STEMS),
+    _cued(("hooks.slack.com/",), r"(?i:hooks.slack.com)/\w+/(?P<value>\w+/\w+/\w{16,})"),
+    _cued(("/webhooks/",), r"(?i:/webhooks/)\d{10,25}/(?P<value>[\w-]{40,})"),
+    _cued(("whsec_", "flyv1 "), r"(?:whsec_|FlyV1 )[\w+/=,-]{16,}"),
+    Rule("SECRET", _aws_secrets, cues=_AWS_CUES),  # before their identifiers are masked, which are cues
     Rule("SECRET", provider_keys),
-    Rule("SECRET", at_cues(("eyj",), starts(r"\w-") + r"eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*){1,3}")),
-    Rule("SECRET", at_cues(("bearer",), r"(?i:bearer)\s{1,3}(?P<value>[\w.~+/=-]{16,})", _is_random)),
-    Rule("SECRET", at_cues(("basic ",), r"(?i:basic) {1,3}(?P<value>[A-Za-z0-9+/]{14,}={0,2})", _is_user_and_password)),
+    _cued(("eyj",), starts(r"\w-") + r"eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*){1,3}"),
+    _cued(("bearer",), r"(?i:bearer)\s{1,3}(?P<value>[\w.~+/=-]{16,})", _is_random),
+    _cued(("basic ",), r"(?i:basic) {1,3}(?P<value>[A-Za-z0-9+/]{14,}={0,2})", _is_user_and_password),
 )
+
+_CUES = tuple(dict.fromkeys(cue for rule in SECRET_RULES for cue in rule.cues))
+
+
+def may_hold_secrets(text: str) -> bool:
+    """Whether any of the rules could find something; in most texts none can."""
+    lowered = text.lower()
+    return any(map(lowered.__contains__, _CUES)) or LONG_WORD.search(text) is not None or len(lowered) != len(text)
+
 
 # --- names of values in JSON ----------------------------------------------------------------------------------------
 

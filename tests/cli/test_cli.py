@@ -68,15 +68,19 @@ def test_a_dry_run_lists_three_different_faults_at_once(project: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_wrong_reward_path_is_told_in_under_a_second(project: Path) -> None:
-    times = []
-    for _ in range(3):  # the smallest of three: the machine may be busy
+def test_a_wrong_reward_path_is_told_about_as_soon_as_the_help_is(project: Path) -> None:
+    """In under a second on an idle machine: nothing heavy is loaded before. The smallest of three in turn."""
+    helps, times = [], []
+    for _ in range(3):
+        start = time.monotonic()
+        run("train", "--help", cwd=project)
+        helps.append(time.monotonic() - start)
         start = time.monotonic()
         done = run("train", "config.yaml", "--set", "reward_funcs=myproject.rewards:nope", cwd=project)
         times.append(time.monotonic() - start)
         assert done.returncode == 2
         assert "'myproject.rewards' has no 'nope'. Callables there: length_penalty" in done.stderr
-    assert min(times) < 1.0
+    assert min(times) < 3 * min(helps)
     assert not (project / ".praisonai").exists()
 
 
@@ -144,7 +148,13 @@ def test_every_verb_explains_itself(project: Path) -> None:
         assert "Usage" in run(verb, "--help", cwd=project).stdout
 
 
-GROUPS = [("transcripts", "list"), ("transcripts", "show"), ("dataset", "build"), ("versions", "list")]
+GROUPS = [
+    ("transcripts", "list"),
+    ("transcripts", "show"),
+    ("dataset", "build"),
+    ("versions", "list"),
+    ("rewards", "check"),
+]
 
 
 @pytest.mark.parametrize("words", GROUPS, ids=" ".join)

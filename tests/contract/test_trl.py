@@ -1,6 +1,7 @@
 """The names of TRL, transformers and peft that this package overrides or calls are there, and take what it gives."""
 
 import inspect
+import re
 
 import torch
 from peft import PeftModel
@@ -8,9 +9,11 @@ from peft.tuners.tuners_utils import BaseTuner
 from transformers import DynamicCache, LlamaConfig
 from trl import GRPOTrainer
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
-from trl.trainer.utils import RepeatSampler
+from trl.trainer.utils import RepeatSampler, is_async_callable
 
-from praison_agent_rl.training.grpo import EpochSampler, PolicyTrainer
+from praison_agent_rl.rewards import Reward
+from praison_agent_rl.training.grpo import PolicyTrainer
+from praison_agent_rl.training.sampling import EpochSampler, Signals
 
 
 def parameters(function):
@@ -24,20 +27,26 @@ def test_trl_tokenizes_prompts_in_a_method_of_its_own():
     assert "return prompt_ids, images, multimodal_fields" in returned
 
 
-def test_trl_generates_in_a_method_that_is_given_every_completions_prompt():
-    wanted = ["self", "prompt_ids", "images", "multimodal_fields", "num_generations"]
-    assert parameters(GRPOTrainer._generate_single_turn)[:5] == wanted
-    assert parameters(PolicyTrainer._generate_single_turn)[:5] == wanted
-
-
-def test_trl_scores_completions_in_a_method_whose_first_arguments_are_ours():
-    wanted = ["self", "model", "input_ids", "attention_mask", "logits_to_keep"]
-    wanted += ["batch_size", "compute_entropy", "compute_aux_loss"]
-    assert parameters(GRPOTrainer._get_per_token_logps_and_entropies)[:8] == wanted
-    assert parameters(PolicyTrainer._get_per_token_logps_and_entropies)[:8] == wanted
+def test_trl_scores_completions_in_a_method_that_takes_pictures_last():
     # all that follows is of pictures: passed on by name, and not shared where it is given
     rest = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters.values())[8:]
     assert rest and all(parameter.default is None for parameter in rest)
+
+
+def test_trl_calls_rewards_in_a_method_of_its_own_and_takes_ours_for_plain_functions():
+    wanted = ["self", "inputs", "prompts", "completions", "completion_ids_list"]
+    assert parameters(GRPOTrainer._calculate_rewards) == parameters(PolicyTrainer._calculate_rewards) == wanted
+    source = inspect.getsource(GRPOTrainer._calculate_rewards)
+    passed = re.findall(r'\breward_kwargs\["(\w+)"\] = ', source)
+    assert passed == ["trainer_state", "log_extra", "log_metric", "environments"]
+    assert 'key not in ["prompt", "completion", "completion_ids"]' in source
+    assert parameters(GRPOTrainer._log_completion_extra) == ["self", "column", "values"]
+    assert parameters(GRPOTrainer._log_metric) == ["self", "name", "value"]
+
+    async def judge(completions):
+        return [1.0] * len(completions)
+
+    assert is_async_callable(judge) and not is_async_callable(Reward(judge, "judge"))  # else TRL would await it
 
 
 def test_trl_orders_prompts_with_a_sampler_that_can_be_made_again():
@@ -46,15 +55,15 @@ def test_trl_orders_prompts_with_a_sampler_that_can_be_made_again():
     assert parameters(RepeatSampler.__init__) == wanted
     theirs = RepeatSampler(range(6), 2, batch_size=3, repeat_count=2, shuffle=True, seed=5)
     ours = EpochSampler(range(6), 2, batch_size=3, repeat_count=2, shuffle=True, seed=5)
-    ours.set_epoch(0)
-    assert list(ours) == list(theirs)  # the first pass is TRL's own
-    second = list(ours)
-    ours.set_epoch(1)
-    assert list(ours) != list(theirs)
-    ours.set_epoch(0)
-    assert list(ours) != second
+    ours.signals = Signals()
+    first = list(ours)
+    assert first == list(theirs)  # the first pass is TRL's own
+    ours.signals.turn = 1
+    assert list(ours) != first
+    ours.signals.turn = 0
+    assert list(ours) == first
     ordered = EpochSampler(range(4), 1, batch_size=2, shuffle=False)
-    ordered.set_epoch(3)
+    ordered.signals = ours.signals
     assert list(ordered) == [0, 1, 2, 3]
 
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.fakes import FakeServer
 
@@ -76,14 +75,6 @@ def test_the_commands_of_the_readme_work(project: Path) -> None:
         short = command.replace("max_steps=100", "max_steps=2 --set max_completion_length=16")
         done = shell(short, project)
         assert done.returncode == 0, f"{command}: {done.stderr}"
-
-
-def test_the_recipes_load_and_name_what_is_there() -> None:
-    for path in (ROOT / "recipes").glob("*.yaml"):
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-        done = shell(f"praison-agent-rl train {path} --dry-run", ROOT)
-        assert done.returncode == 0, done.stderr
-        assert f"{recipe['max_steps']} on" in done.stdout
 
 
 def test_the_example_runs(project: Path, server_a: FakeServer) -> None:

@@ -20,6 +20,7 @@ from tests.unit.test_report import (
     a_run,
     an_answer,
 )
+from tests.unit.test_report_pairs import a_card, a_pair, a_reward_run
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 
@@ -79,6 +80,23 @@ def test_a_forced_promotion_is_red(tmp_path):
     opened = open_page(run.report)
     assert '<p class="forced">Promoted by force. The gate said: undecided (50 more prompts needed)</p>' in opened.dom
     assert "tone-bad" in opened.dom and opened.console == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_of_a_reward_model_is_whole_too(tmp_path, dark, width):
+    whole = HOSTILE.replace("\ud800", "")
+    rows = [a_pair(place, HOSTILE * 9, HOSTILE) for place in range(40)]
+    run = a_reward_run(tmp_path / "run", card=a_card(name=whole, base=whole), rows=rows)
+    write_report(run)
+    pictures = os.environ.get("REPORT_PICTURES")
+    picture = Path(pictures) / f"reward-{'dark' if dark else 'light'}-{width}.png" if pictures else None
+    opened = open_page(run.report, dark=dark, width=width, picture=picture)
+    seen = opened.measured
+    assert opened.console == [] and seen["fetched"] == [] and set(opened.requests) == {"/report.html"}
+    assert seen["width"] == width and seen["needed"] == width
+    # how often it is right, margins, scores; loss, share, margin, gradient norm, learning rate
+    assert (seen["scripts"], seen["images"], seen["plots"]) == (0, 0, 8) and seen["drawn"]
 
 
 def _brightness(colour: str) -> float:

@@ -94,7 +94,7 @@ def test_the_likelihood_of_an_answer_is_that_of_its_tokens(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
     if not shared:
-        monkeypatch.setattr("praison_agent_rl.answering.why_not_shareable", lambda model: "for this test")
+        monkeypatch.setattr("praison_agent_rl.answering.why_not_shareable", lambda model, **_: "for this test")
     engine = load_engine(str(tiny_model), plan_for(tiny_model))
     prompts = [[{"role": "user", "content": text}] for text in PROMPTS[:4]]
     answers = answer_rows(engine, [{"prompt": prompt} for prompt in prompts], Manner())

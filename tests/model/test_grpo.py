@@ -402,20 +402,17 @@ def test_weights_that_become_nan_are_named_with_the_learning_rate(tiny_model, in
     assert not run.adapter.exists()
 
 
-def test_a_runtime_error_of_a_reward_with_sound_weights_stays_what_it_is(tiny_model, in_tmp):
+def test_a_runtime_error_with_sound_weights_stays_what_it_is(tiny_model, in_tmp, monkeypatch):
     class Trouble(RuntimeError):
         pass
 
-    def reward(completions, **_):
-        raise Trouble("no answer from the judge")
+    def broken(*_, **__):
+        raise Trouble("the sampler is gone")
 
-    class Unwrapped(Reward):
-        def __call__(self, /, prompts, completions, **columns):
-            return self.fn(completions)
-
+    monkeypatch.setattr(grpo, "sample_completions", broken)
     run = planned(in_tmp / "run", tiny_model)
-    with pytest.raises(Trouble, match="no answer from the judge"):
-        train_grpo(run, rows_of(), [Unwrapped(reward, "judge")])
+    with pytest.raises(Trouble, match="the sampler is gone"):
+        train_grpo(run, rows_of(), [Reward(lower_case, "lower")])
     assert not run.adapter.exists()
 
 
@@ -460,7 +457,7 @@ def test_a_run_resumed_to_6_equals_an_uninterrupted_one_bit_for_bit(tiny_model, 
     assert got.keys() == wanted.keys() and len(got) == 28
     assert [name for name in wanted if not torch.equal(got[name], wanted[name])] == []
     assert [name for name in wanted if torch.equal(got[name], adapter_of(stopped_at_4)[name])] == []
-    timeless = [[{**step, "time": 0, "seconds": 0} for step in run.steps()] for run in (resumed, whole)]
+    timeless = [[{**step, "time": 0, "seconds": 0, "calls": 0} for step in run.steps()] for run in (resumed, whole)]
     assert [step["of"] for step in timeless[0]] == [4] * start + [6] * (6 - start)
     assert [{**step, "of": 6} for step in timeless[0]] == timeless[1]
 

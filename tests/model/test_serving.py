@@ -74,16 +74,6 @@ def test_a_clone_of_the_agent_keeps_the_server(server: Server, server_a: FakeSer
     assert clone.base_url.server is server
 
 
-def test_a_retired_server_ends_only_when_nothing_was_asked_for_a_while(tiny_model: Path) -> None:
-    server = start_server(tiny_model, name="rl-y-v1")
-    retiring = server.retire(idle=1.5, at_most=60)
-    for _ in range(6):  # somebody's turn goes on for three seconds
-        time.sleep(0.5)
-        assert list_models(server.url, server.api_key)
-    retiring.join(15)
-    assert not retiring.is_alive() and not server.running
-
-
 def test_a_folder_that_is_no_model_is_a_server_that_fails_with_its_log(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match="the last lines of its log"):
         start_server(tmp_path, name="rl-z-v1", timeout=60)

@@ -1,13 +1,12 @@
 """Computing shared prompts once gives the hidden states, gradients and completions of the plain computation."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from praison_agent_rl.shared_prefix import completion_states, group_equal, sample_completions, why_not_shareable
+from praison_agent_rl.shared_prefix import completion_states, group_equal, sample_completions
 
 PAD, EOS = 2, 1
 RELATIVE = 1e-5  # of the largest value: float32 has 24 bits, and the sums run in another order
@@ -232,52 +231,3 @@ def test_the_same_seed_gives_the_same_completions(model):
         torch.manual_seed(seed)
         runs.append(sampled(model, COMMON * 4, config))
     assert runs[0] == runs[1] != runs[2]
-
-
-# --- what cannot be shared --------------------------------------------------------------------------------------------
-
-
-def described(**config):
-    """A model of which only the configuration counts."""
-    text = SimpleNamespace(_attn_implementation="sdpa", **config)
-    return SimpleNamespace(
-        config=SimpleNamespace(get_text_config=lambda: text), model=object(), get_output_embeddings=object
-    )
-
-
-def test_a_plain_llama_can_be_shared(model):
-    assert why_not_shareable(model) is None
-    assert why_not_shareable(described()) is None
-    assert why_not_shareable(described(layer_types=["full_attention"] * 4)) is None
-
-
-def test_a_window_that_is_switched_off_is_no_window():
-    assert why_not_shareable(described(sliding_window=4096, use_sliding_window=False)) is None
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        ({"sliding_window": 4096}, "slides over a window"),
-        ({"sliding_window": 4096, "use_sliding_window": True}, "slides over a window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
-        ({"final_logit_softcapping": 30.0}, "rescales its logits"),
-        ({"logit_scale": 0.0625}, "rescales its logits"),
-        ({"logits_scaling": 8.0}, "rescales its logits"),
-    ],
-)
-def test_a_model_that_does_not_attend_or_score_plainly_is_not_shared(config, reason):
-    assert reason in why_not_shareable(described(**config))
-
-
-def test_an_attention_without_a_mask_for_gaps_is_not_shared():
-    model = described()
-    model.config.get_text_config()._attn_implementation = "flash_attention_2"
-    assert "flash_attention_2" in why_not_shareable(model)
-
-
-def test_a_model_without_a_head_is_not_shared():
-    model = described()
-    model.get_output_embeddings = lambda: None
-    assert "no" in why_not_shareable(model) and "head" in why_not_shareable(model)

@@ -471,6 +471,15 @@ def test_a_prompt_fault_is_named_with_its_row(prompt, says):
 
 A = [{"role": "assistant", "content": "a"}]
 B = [{"role": "assistant", "content": "b"}]
+ECHO = "What is the  capital of Peru?"
+
+
+def answer(text):
+    return {"role": "assistant", "content": text}
+
+
+def spaced(messages):
+    return [{**message, "content": f" {message['content']}\u00a0"} for message in messages]
 
 
 @pytest.mark.parametrize(
@@ -490,6 +499,22 @@ B = [{"role": "assistant", "content": "b"}]
         ("cpo", {"prompt": [USER, *A], "chosen": A, "rejected": B}, "prompt ends with an assistant turn"),
         ("reward", {"chosen": [{"role": "assistant"}], "rejected": B}, "chosen message 1 has no content"),
         ("reward", {"chosen": [USER, RESULT, *A], "rejected": [USER, *B]}, "chosen has an orphan tool result"),
+        ("reward", {"chosen": "a b", "rejected": "ab\u00a0"}, "chosen and rejected are equal but for white space"),
+        ("cpo", {"prompt": [USER], "chosen": A, "rejected": spaced(A)}, "chosen and rejected are equal but for white"),
+        ("reward", {"chosen": "\u200b", "rejected": "b"}, "chosen is blank"),
+        ("cpo", {"prompt": [USER], "chosen": [answer(" \u3000")], "rejected": B}, "chosen is blank: its last message"),
+        ("reward", {"chosen": [USER, *A], "rejected": [USER, answer("")]}, "rejected is blank: its last message"),
+        ("reward", {"chosen": [USER, *A], "rejected": [*B, USER]}, "rejected ends with a turn of role 'user'"),
+        ("cpo", {"prompt": [USER], "chosen": [USER, *A], "rejected": B}, "chosen begins with the prompt, which has a"),
+        ("reward", {"prompt": [USER], "chosen": A, "rejected": [USER, *B]}, "rejected begins with the prompt, which"),
+        (
+            "cpo",
+            {"prompt": "What is the capital of Peru?", "chosen": ECHO + " Lima", "rejected": ECHO + "\nCusco"},
+            "chosen and rejected both begin with the prompt, which has a column of its own",
+        ),
+        ("cpo", {"prompt": [USER], "chosen": [CALL, RESULT, *A], "rejected": B}, "chosen holds a tool result, which"),
+        ("reward", {"prompt": "", "chosen": "a", "rejected": "b"}, "prompt is blank"),
+        ("reward", {"prompt": [USER, *A], "chosen": A, "rejected": B}, "prompt ends with an assistant turn"),
     ],
 )
 def test_a_preference_fault_is_named_with_its_column(method, row, says):
@@ -502,7 +527,21 @@ def test_one_form_holds_for_all_rows_of_a_preference_dataset():
     assert "row 2: chosen is text, but the dataset begins with messages" in text and "row 1" not in text
 
 
+def test_strings_and_messages_are_not_mixed_within_a_row_either_and_all_rows_are_told_at_once():
+    rows = [{"prompt": "p", "chosen": "a", "rejected": "b"}, {"prompt": [USER], "chosen": A, "rejected": B}]
+    rows += [{"prompt": "p", "chosen": A, "rejected": "b"}, {"chosen": "a", "rejected": "a "}]
+    text = fault(rows, "reward")
+    assert "row 2: prompt is messages, but the dataset begins with text; use one form in all rows; chosen is" in text
+    assert "row 3: chosen is messages, but the dataset begins with text" in text
+    assert "row 4: prompt is missing; chosen and rejected are equal but for white space" in text
+    assert "3 of 4 rows have faults" in text and "row 1" not in text
+
+
 def test_sound_preference_rows_pass():
+    check_rows([{"chosen": "Paris", "rejected": "paris"}], "reward")
+    check_rows([{"chosen": [USER, CALL, RESULT, *A], "rejected": [USER, CALL, RESULT, *B]}], "reward")
+    check_rows([{"prompt": "Hi", "chosen": "Hi there", "rejected": "Hi!"}], "cpo")
+    check_rows([{"prompt": [USER], "chosen": [CALL], "rejected": B}], "cpo")
     check_rows([{"chosen": "a", "rejected": "b"}], "reward")
     check_rows([{"chosen": [USER, *A], "rejected": [USER, *B]}], "reward")
     check_rows([{"prompt": [USER, CALL, RESULT], "chosen": A, "rejected": B}], "cpo")

@@ -1,5 +1,6 @@
 """A server is asked which models it has, and the weights beneath an agent are found or asked for in plain words."""
 
+import asyncio
 import json
 import os
 import socket
@@ -7,12 +8,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from praison_agent_rl.endpoints import list_models
 from praison_agent_rl.errors import ModelError
 from praison_agent_rl.models import weights_beneath
+from praison_agent_rl.serving import KeyCheck
 from tests.fakes import FakeServer, build_agent
 
 
@@ -302,3 +305,27 @@ def test_the_endpoint_of_an_agent_is_found_wherever_it_is_given(
         (elsewhere, "in-object"),
         (server_a.url, "from-env"),
     ]
+
+
+def test_a_server_of_ours_answers_only_who_has_the_key() -> None:
+    reached, sent = [], []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope["type"])
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    check = KeyCheck(app, key="k-1")
+    right, wrong = [(b"authorization", b"Bearer k-1")], [(b"authorization", b"Bearer k-2")]
+    for kind, headers in [("lifespan", []), ("http", right), ("websocket", right)]:
+        asyncio.run(check({"type": kind, "headers": headers}, None, send))
+    assert reached == ["lifespan", "http", "websocket"] and sent == []
+    for headers in ([], wrong):
+        asyncio.run(check({"type": "http", "headers": headers}, None, send))
+        asyncio.run(check({"type": "websocket", "headers": headers}, None, send))
+    assert reached == ["lifespan", "http", "websocket"]
+    assert [message.get("status") or message.get("code") for message in sent if "body" not in message] == [
+        401,
+        1008,
+    ] * 2

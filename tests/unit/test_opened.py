@@ -1,5 +1,6 @@
 """Many recordings at once: one copy and one file in each store, all masks on it, nothing lost when one stops."""
 
+import json
 import os
 import statistics
 import subprocess
@@ -196,6 +197,12 @@ def median_microseconds(ask: Callable[[], Any]) -> float:
     return min(medians) * 1e6
 
 
+def yardstick() -> float:
+    """Microseconds that 20 messages take as JSON on this machine, now: 20 to 30 where the bounds were set."""
+    conversation = Talker(20).history
+    return median_microseconds(lambda: json.dumps(conversation))
+
+
 def test_a_call_costs_no_more_where_many_agents_are_recorded():
     few, many = Talker(), Talker()
     with rl.record(few, store="few"):
@@ -203,7 +210,7 @@ def test_a_call_costs_no_more_where_many_agents_are_recorded():
     others = [Talker() for _ in range(1000)]
     for other in (*others, many):
         rl.record(other, store="many")
-    assert median_microseconds(lambda: many.chat("hello")) < 1.5 * alone + 100
+    assert median_microseconds(lambda: many.chat("hello")) < 1.5 * alone + 5 * yardstick()
 
 
 @pytest.mark.parametrize("redact", [None, "personal"])
@@ -216,9 +223,10 @@ def test_recording_a_call_takes_no_longer_in_a_long_session(redact):
             off = median_microseconds(lambda talker=talker: talker.chat("hello"))  # type: ignore[misc]
             with rl.record(store=str(length), redact=redact):
                 took[length] = median_microseconds(lambda talker=talker: talker.chat("hello")) - off  # type: ignore[misc]
-        if took[20] < 400 and took[1000] < took[20] + 300:
+        unit = yardstick()
+        if took[20] < 20 * unit and took[1000] < took[20] + 12 * unit:
             break
-    assert took[20] < 400 and took[1000] < took[20] + 300, took
+    assert took[20] < 20 * unit and took[1000] < took[20] + 12 * unit, (took, unit)
 
 
 def test_whatever_changes_in_a_long_history_is_recorded_as_it_was_sent():

@@ -9,7 +9,13 @@ import pytest
 from praison_agent_rl import past
 from praison_agent_rl.data import write_rows
 from praison_agent_rl.errors import ModelError
-from praison_agent_rl.past import EarlierPrompts, choose_earlier, earlier_prompts, recorded_incumbent
+from praison_agent_rl.past import (
+    EarlierPrompts,
+    choose_earlier,
+    earlier_prompts,
+    recorded_answers,
+    recorded_incumbent,
+)
 from praison_agent_rl.records import Plan, PlannedReward
 from praison_agent_rl.runs import RunFolder, now, write_record
 
@@ -136,3 +142,27 @@ def test_an_agent_that_runs_on_the_base_itself_has_no_other_incumbent(
     store += [recorded(number) for number in range(12)]
     monkeypatch.setattr(past, "weights_beneath", lambda agent: "owner/base")
     assert recorded_incumbent(Helper(), "owner/base", held_out(10), store=tmp_path) == (None, [])
+
+
+# --- several answers to one prompt ------------------------------------------------------------------------------------
+
+
+def answered(prompt: str, reply: str, **changes: Any) -> dict[str, Any]:
+    call = {"reply": {"content": reply}, "model": "big-model", "messages": [{"role": "user", "content": prompt}]}
+    return {"id": "r", "error": None, "calls": [call | changes]}
+
+
+def test_different_answers_of_the_model_that_is_trained_are_kept_by_prompt(
+    store: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(past, "weights_beneath", lambda agent: "owner/base")
+    store += [answered("q0", "a"), answered("Q0 ", "b"), answered("q0", "a"), answered("not trained on", "a")]
+    store += [answered("q1", "a"), answered("q1", "a"), answered("q2", "a"), answered("q2", "b", model="other")]
+    store += [answered("q2", "c") | {"error": "boom"}, {"id": "r", "error": None, "calls": []}]
+    found = recorded_answers(Helper(), "owner/base", held_out(4), store=tmp_path)
+    assert found == [{"prompt": "q0", "texts": ["a", "b"]}], "one answer twice is one answer"
+
+
+def test_answers_of_another_model_say_nothing_of_what_the_trained_one_can_do(store: list, tmp_path: Path) -> None:
+    store += [answered("q0", "a"), answered("q0", "b")]
+    assert recorded_answers(Helper(), "owner/base", held_out(4), store=tmp_path) == []

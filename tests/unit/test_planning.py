@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,7 @@ def test_a_plan_says_what_the_gate_will_go_by(scorers, tmp_path) -> None:
     made = Draft(config, "owner/name", [{"prompt": "a"}], held_out, rewards, judges=judges)
     earlier = EarlierPrompts("v1", [{"prompt": "a"}, {"prompt": "c"}], planning._rewards_of(made))
     past = Past("Helper", "v2", [earlier], Incumbent("gpt", {0: "said"}), ["beat it"])
+    past = replace(past, answered=[{"prompt": "a", "texts": ["one", "two"]}])
     run = write_run(made, tmp_path / "run", past)
     plan = run.plan
     assert (plan.samples, plan.agent, plan.parent, plan.incumbent) == (3, "Helper", "v2", "gpt")
@@ -152,6 +154,7 @@ def test_a_plan_says_what_the_gate_will_go_by(scorers, tmp_path) -> None:
     assert read_rows(run.guard_rows("earlier")) == [{"prompt": "c", "_version": "v1"}]
     assert len(read_rows(run.guard_rows("control"))) == 40
     assert read_rows(run.recorded) == [{"prompt": 0, "text": "said"}]
+    assert read_rows(run.answered) == [{"prompt": "a", "texts": ["one", "two"]}]
     assert "beat it" in plan.notes and any("trained on now" in note for note in plan.notes)
 
 
@@ -169,3 +172,62 @@ def test_a_judge_that_only_this_process_has_keeps_the_run_here(scorers) -> None:
     rewards, judges = prepared(reward_funcs=config.reward_funcs, judge_funcs=config.judge_funcs)
     assert not Draft(config, "owner/name", [], [], rewards, judges=judges).nameable
     assert Draft(config.model_copy(update={"judge_funcs": None}), "owner/name", [], [], rewards).nameable
+
+
+# --- prompts to watch with --------------------------------------------------------------------------------------------
+
+
+def asked(count):
+    return [{"prompt": f"question {place}"} for place in range(count)]
+
+
+def put_aside_of(rows, **settings):
+    from praison_agent_rl.watch_rows import put_aside
+
+    return put_aside(rows, TrainConfig.load(settings, need_model=False, need_data=False))
+
+
+@pytest.mark.parametrize(
+    ("count", "settings", "wanted"),
+    [
+        (79, {}, 0),
+        (80, {}, 8),
+        (140, {}, 14),
+        (1000, {}, 24),
+        (20, {"watch_prompts": 5}, 5),
+        (20, {"watch_prompts": 0.25}, 5),
+        (1000, {"watch_prompts": 0}, 0),
+        (1000, {"watch": False}, 0),
+        (81, {"num_generations": 2, "per_device_train_batch_size": 160}, 0),  # 80 prompts a batch: none can be spared
+    ],
+)
+def test_a_tenth_of_the_training_prompts_is_put_aside_where_there_are_enough(count, settings, wanted):
+    rows = asked(count)
+    rest, aside, notes = put_aside_of(rows, **settings)
+    assert len(aside) == wanted and len(rest) == count - wanted
+    assert sorted(row["prompt"] for row in [*rest, *aside]) == sorted(row["prompt"] for row in rows)
+    assert len(notes) == bool(wanted)
+    if wanted:
+        assert notes[0].startswith(f"{wanted} of {count} training prompts are put aside to watch with")
+
+
+def test_which_prompts_are_put_aside_depends_on_the_prompts_and_the_seed_alone():
+    rows = asked(100)
+    one = put_aside_of(rows)[1]
+    assert {row["prompt"] for row in put_aside_of(rows[::-1])[1]} == {row["prompt"] for row in one}
+    assert put_aside_of(rows, held_out_seed=1)[1] != one
+    rest, aside, _ = put_aside_of([*rows, *rows], watch_prompts=8)  # rows with one prompt stay together
+    assert len(aside) == 16 and not {row["prompt"] for row in rest} & {row["prompt"] for row in aside}
+
+
+def test_all_prompts_cannot_be_put_aside():
+    with pytest.raises(DataError, match="watch_prompts=20 would put aside all of 20 training prompts"):
+        put_aside_of(asked(20), watch_prompts=20)
+
+
+def test_the_prompts_put_aside_are_written_beside_those_that_are_trained_on(tmp_path):
+    one = draft(asked(3))
+    one.watch = asked(5)[3:]
+    run = write_run(one, tmp_path / "run")
+    assert read_rows(run.watch_rows) == asked(5)[3:] and read_rows(run.train_rows) == asked(3)
+    assert not write_run(draft(asked(3)), tmp_path / "other").watch_rows.exists()

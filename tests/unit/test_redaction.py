@@ -230,22 +230,35 @@ ADVERSARIAL = [
 ]
 
 
+def slowness() -> float:
+    """How many times as long as where the bounds were set this machine takes now, at least 1: by finding words."""
+    text = "word " * 50_000
+
+    def once() -> float:
+        began = time.process_time()
+        assert sum(match.end() > 0 for match in re.finditer(r"\w+", text)) == 50_000
+        return time.process_time() - began
+
+    return max(1.0, min(once() for _ in range(5)) / 0.01)  # measured there: 8 to 10 ms
+
+
 @pytest.mark.parametrize("piece", ADVERSARIAL)
 def test_a_megabyte_of_anything_takes_less_than_a_second(piece: str) -> None:
+    """On the machine on which the bounds were set; on a slower one as much more."""
     text = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
     began = time.process_time()
     mask_secrets(text, {})
-    assert time.process_time() - began < 1, "mask_secrets"
+    assert time.process_time() - began < slowness(), "mask_secrets"
     began = time.process_time()
     mask_personal(text, {})
-    assert time.process_time() - began < 1, "mask_personal"
+    assert time.process_time() - began < slowness(), "mask_personal"
 
 
 def test_a_text_full_of_different_addresses_takes_linear_time() -> None:
     text = " ".join(f"ann{number}@mail.example" for number in range(40_000))
     began = time.process_time()
     assert mask_personal(text, {}).endswith("<EMAIL_40000>")
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 2 * slowness()
 
 
 HUGE = ["a", "key=", "-----BEGIN", "-----BEGIN PRIVATE KEY-----", "0123456789", 'password="', "api_key: ", "/a+b"]
@@ -256,7 +269,7 @@ def test_five_megabytes_of_the_worst_take_linear_time(piece: str) -> None:
     text = (piece * (5_000_000 // len(piece) + 1))[:5_000_000]
     began = time.process_time()
     find_redactor("personal")(text, {})
-    assert time.process_time() - began < 20  # measured: 0.02 to 5 s
+    assert time.process_time() - began < 20 * slowness()  # measured: 0.02 to 5 s
 
 
 def quickest(text: str, redact: Redactor) -> float:
@@ -272,7 +285,7 @@ def quickest(text: str, redact: Redactor) -> float:
 @pytest.mark.parametrize("redact", [mask_secrets, mask_personal])
 def test_images_and_sound_are_passed_over(around: str, redact: Redactor) -> None:
     text = around.format(base64.b64encode(random.Random(3).randbytes(2_250_000)).decode())
-    assert quickest(text, redact) < 0.03 * 3  # measured: 3 ms for each of the 3 MB; the bound allows a slow machine
+    assert quickest(text, redact) < 0.03 * 3 * slowness()  # measured: 3 ms for each of the 3 MB
 
 
 def test_ordinary_texts_cost_little() -> None:
@@ -665,3 +678,20 @@ def test_of_findings_that_overlap_presidio_masks_the_surest(monkeypatch: pytest.
 def test_examples_in_docstrings_hold() -> None:
     for module in (redaction, secret_values):
         assert doctest.testmod(module).failed == 0
+
+
+# --- texts that are not searched ------------------------------------------------------------------------------------
+
+
+def test_a_text_is_passed_over_only_where_no_rule_finds_anything_in_it() -> None:
+    """`may_hold_secrets` spares the rules most texts; here they are all asked, of texts with and without secrets."""
+    from praison_agent_rl.transcripts.secret_patterns import SECRET_RULES, may_hold_secrets
+
+    pieces = [piece for texts in planted_secrets().values() for text, _ in texts for piece in (text, text[::2])]
+    chance = random.Random(5)
+    words = ["the", "fox", "jumps", "over", "a", "monkey", "in", "2026", "\u0130stanbul", "x-y", "{}", "is", ": ", "\n"]
+    pieces += [" ".join(chance.choice(words) for _ in range(chance.randrange(30))) for _ in range(500)]
+    passed = [text for text in pieces if not may_hold_secrets(text)]
+    assert len(passed) > 100
+    for text in passed:
+        assert [list(rule.find(text, redaction._lower(text))) for rule in SECRET_RULES] == [[]] * len(SECRET_RULES)

@@ -8,9 +8,16 @@ from openai import NOT_GIVEN
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from praison_agent_rl.capture.replies import Fold, Reply, chat_messages, reply_in, reply_of, request_of, snapshot
+from praison_agent_rl.capture import replies
+from praison_agent_rl.capture.replies import Fold, Reply, Request, chat_messages, reply_in, reply_of, snapshot, take
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def request_of(params: dict[str, Any]) -> Request | None:
+    """As it is taken when it is sent, and read later."""
+    taken = take(params)
+    return None if taken is None else replies.request_of(taken)
 
 
 def chunk(delta: Any, **choice: Any) -> Any:

@@ -496,17 +496,28 @@ def test_groups_without_signal_and_cut_answers_are_warned_of(tmp_path):
     assert "90% of the answers of the last steps were cut off at max_completion_length=32" in warnings
 
 
+def test_prompts_that_taught_nothing_are_counted_by_pass(tmp_path):
+    groups = [[[0, 0.0, 1.0, 0], [1, 0.5, 0.5, 0]], [[1, 0.4, 0.6, 1], [1, 0.0, 1.0, 1]]]
+    steps = [a_step(step, signal=signal) for step, signal in enumerate(groups, 1)]
+    page, numbers = written(a_run(tmp_path / "run", steps=steps))
+    assert "Groups of answers without a signal, by pass over the prompts: 50%, 50%." in said(page)
+    assert "2 of 2 prompts carried no signal in their last group: 2 all right; curriculum is off" in said(page)
+    assert numbers["curriculum"]["draws"] == {"silent": 0.0, "signal": 2.0}
+    assert written(a_run(tmp_path / "none"))[1]["curriculum"] is None
+
+
 def test_the_commands_that_repeat_a_run_copy_all_that_it_was_made_from(tmp_path):
     run = a_run(tmp_path / "a run with a space", comparison=a_comparison())
     write_rows(run.guard_rows("control"), [a_row(0)])
     write_rows(run.recorded, [{"answer": "recorded"}])
+    write_rows(run.answered, [{"texts": ["one", "two"]}])
     page, numbers = written(run)
     make, copy, train = numbers["repeat"]
     assert said(page).count(copy) == 1 and train == "praison-agent-rl train --resume repeated"
     subprocess.run(f"{make} && {copy}", shell=True, check=True, cwd=tmp_path)
     again = RunFolder.open(tmp_path / "repeated")
     assert again.plan == run.plan
-    kept = {"plan.json", "train.jsonl", "held_out.jsonl", "control.jsonl", "recorded.jsonl"}
+    kept = {"plan.json", "train.jsonl", "held_out.jsonl", "control.jsonl", "recorded.jsonl", "answered.jsonl"}
     assert {path.name for path in again.root.iterdir()} == kept
 
 
@@ -549,3 +560,67 @@ def test_what_cannot_be_seen_is_written_out():
 
 def test_the_examples_in_the_docstrings_hold():
     assert doctest.testmod(page_module).failed == 0
+
+
+# --- what the run showed ----------------------------------------------------------------------------------------------
+
+
+def watched_plan(**config):
+    return a_plan(config={**a_plan().config, "watch": True, **config})
+
+
+def a_watched_run(root):
+    run = a_run(root, plan=watched_plan(), steps=60)
+    told = {"text": f"answers grew {HOSTILE}".replace("\ud800", ""), "advice": "lower learning_rate"}
+    run.report_event("diagnosis", name="length explosion", step=40, severity="warning", **told)
+    run.report_event("diagnosis", name="plateau", step=60, severity="stop", text="it stays", advice="raise patience")
+    for step, total in ((0, 0.3), (30, 0.6), (30, 0.61), (60, 0.5)):  # the look at step 30 was made twice
+        facts = {"gain": total - 0.3, "gain_error": None if step == 0 else 0.05, "best": step == 30}
+        run.report_event("watched", step=step, of=100, total=total, totals=[total] * 9, **facts)
+    run.report_event("note", text="the adapter is that of step 30, the best one on the watched prompts")
+    return run
+
+
+def test_what_the_run_showed_is_on_the_page_and_in_the_numbers(tmp_path):
+    page, numbers = written(a_watched_run(tmp_path / "run"))
+    part = said(page).partition("What the run showed")[2]
+    assert "▲ warning step 40 length explosion : answers grew </script>" in part.replace("explosion:", "explosion :")
+    assert "■ ended the run step 60" in part and "What to change: raise patience" in part
+    assert "9 prompts of the training data were put aside" in part
+    assert "The adapter is that of step 30, the best one on the watched prompts." in part
+    assert "0 0.300 before training 30 0.610 +0.310 ±0.050 ★ best so far 60 0.500 +0.200 ±0.050" in part
+    assert Elements(page).tags.isdisjoint({"script", "img"})
+    assert [symptom["name"] for symptom in numbers["diagnosis"]] == ["length explosion", "plateau"]
+    assert numbers["diagnosis"][1] == {
+        "name": "plateau", "step": 60, "severity": "stop", "text": "it stays", "advice": "raise patience",
+    }  # fmt: skip
+    assert [(look["step"], look["total"]) for look in numbers["watched"]] == [(0, 0.3), (30, 0.61), (60, 0.5)]
+
+
+def test_a_run_without_symptoms_says_what_was_looked_for(tmp_path):
+    page, numbers = written(a_run(tmp_path / "run", plan=watched_plan(), steps=12))
+    assert "Nothing out of the ordinary was seen in 12 steps." in said(page)
+    assert "No prompts were put aside to watch with" in said(page)
+    assert numbers["diagnosis"] == numbers["watched"] == []
+
+
+def test_a_run_that_was_not_watched_says_so_and_an_older_one_says_nothing(tmp_path):
+    page, _ = written(a_run(tmp_path / "run", plan=watched_plan(watch=False), steps=12))
+    assert "This run was not watched (watch: false)." in said(page)
+    page, _ = written(a_run(tmp_path / "older", steps=12))
+    assert "What the run showed" not in said(page)
+
+
+def test_the_page_tells_how_the_rewards_were_called(tmp_path):
+    first = {"format": {"samples": 8, "none": 0.25, "failed": 0.0, "nan": 0, "hits": 3, "seconds": 0.5}}
+    usage = {"calls": 4, "prompt_tokens": 90, "completion_tokens": 10, "cost": 0.002}
+    failed = {"samples": 8, "none": 0.0, "failed": 0.125, "nan": 1, "hits": 5, "seconds": 1.0, "error": "<b>NaN</b>"}
+    steps = [a_step(1, calls=first), a_step(2, calls={"format": {**failed, "usage": usage}})]
+    page, numbers = written(a_run(tmp_path / "run", steps=steps))
+    assert numbers["calls"]["format"] == {
+        "samples": 16, "none": 2, "failed": 1, "nan": 1, "hits": 8, "seconds": 1.5, "error": "<b>NaN</b>",
+        "usage": usage,
+    }  # fmt: skip
+    assert "Rewards as they were called" in page and "first fault: &lt;b&gt;NaN&lt;/b&gt;" in page
+    assert "The judge format made 4 calls with 100 tokens: 0.002 USD." in page
+    assert written(a_run(tmp_path / "old", steps=[a_step(1)]))[1]["calls"] == {}

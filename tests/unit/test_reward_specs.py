@@ -92,7 +92,7 @@ def test_everything_wrong_in_a_mapping_is_told_at_once():
 def test_a_parameter_that_a_function_does_not_take_is_told_with_those_that_it_takes(module):
     name = module("def f(completions, *, low=0): return [1.0] * len(completions)")
     text = refusal(resolve, {"reward": f"{name}:f", "lo": 1})
-    assert text == f"reward function '{name}:f' takes no 'lo'; it takes: completions, low"
+    assert text == f"reward function '{name}:f' takes no 'lo' (did you mean 'low'?); it takes: completions, low"
 
 
 def test_a_class_that_cannot_be_made_is_told_with_the_cause(module):
@@ -100,7 +100,7 @@ def test_a_class_that_cannot_be_made_is_told_with_the_cause(module):
     assert "cannot be made with {'than': -1}: ValueError: than is -1" in refusal(
         resolve, {"reward": f"{name}:Longer", "than": -1}
     )
-    assert "cannot be made with {}: TypeError" in refusal(resolve, {"reward": f"{name}:Longer"})
+    assert "cannot be made: TypeError" in refusal(resolve, {"reward": f"{name}:Longer"})
     assert "whose instances are no rewards" in refusal(resolve, {"reward": "fractions:Fraction", "numerator": 1})
 
 

@@ -79,11 +79,12 @@ NURSERY = """
             time.sleep(60)
             os._exit(0)
         os.close(writes)
-        deadline = time.monotonic() + chance.uniform(0.0, 0.12)
+        if number % 2:  # however slow the machine is, half of them are killed in the midst of it
+            sys.stdout.buffer.write(os.read(reads, 1))
         # read all along: a full pipe would stop the child between two calls, where killing it is easy
         reader = threading.Thread(target=lambda: sys.stdout.buffer.writelines(os.fdopen(reads, "rb")))
         reader.start()
-        time.sleep(max(0.0, deadline - time.monotonic()))
+        time.sleep(chance.uniform(0.0, 0.12))
         os.kill(pid, 9)
         os.waitpid(pid, 0)
         reader.join()
@@ -97,7 +98,7 @@ def test_every_call_that_had_returned_is_there_after_the_process_was_killed(tmp_
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     reported, losses = done.stdout.split(), Losses()
     recorded = Counter(ids_in(store, losses))
-    assert len(reported) > 20 * ROUNDS
+    assert len(reported) > ROUNDS
     assert set(reported) <= set(recorded) and set(recorded.values()) == {1}
     assert len(recorded) - len(reported) <= 4 * ROUNDS, "a thread can be killed between recording and reporting"
     assert losses == Losses()
@@ -485,22 +486,26 @@ def test_an_import_of_which_nothing_can_be_written_is_an_error(tmp_path: Path) -
 # --- speed ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_that_extends_another_is_written_in_a_few_dozen_microseconds(tmp_path: Path) -> None:
-    """60 on an idle machine; the bound here leaves room for busy ones. It does not grow with the session."""
+def test_a_call_that_extends_another_takes_a_few_times_what_its_conversation_takes_as_json(tmp_path: Path) -> None:
+    """Five to six times; ten are too many, and late in a session it is no more. Both are measured in turn."""
     writer = TranscriptWriter(tmp_path)
     messages: list[Any] = [{"role": "system", "content": "S" * 200}]
     messages += [{"role": "user", "content": f"{number:>10} " + "of words " * 21} for number in range(18)]
-    took = []
-    for number in range(600):
-        sent = [dict(message) for message in [*messages, {"role": "user", "content": f"{number:>10}" + " a word" * 27}]]
-        call = {
-            "id": str(number),
-            "time": 1.0,
-            "messages": sent,
-            "reply": {"role": "assistant", "content": "Yes." * 50},
-        }
-        began = time.perf_counter()
-        writer.call(call)
-        took.append(time.perf_counter() - began)
-    early, late = sorted(took[50:250])[100], sorted(took[-200:])[100]
-    assert early < 200e-6 and late < 1.5 * early + 20e-6, (early, late)
+    writing, as_json = [], []
+    for first in range(0, 2000, 20):
+        calls = []
+        for number in range(first, first + 20):
+            sent = [*map(dict, messages), {"role": "user", "content": f"{number:>10}" + " a word" * 27}]
+            reply = {"role": "assistant", "content": "Yes." * 50}
+            calls.append({"id": str(number), "time": 1.0, "messages": sent, "reply": reply})
+        began = time.thread_time()
+        for call in calls:
+            writer.call(call)
+        written = time.thread_time()
+        for call in calls:
+            json.dumps(call["messages"])
+        writing.append(written - began)
+        as_json.append(time.thread_time() - written)
+    # the least of many: what else the machine does only adds to it
+    early, late, once = min(writing[:50]), min(writing[50:]), min(as_json)
+    assert early < 10 * once and late < 1.5 * early, (early / once, late / early)

@@ -1,0 +1,94 @@
+"""The verbs ``praison-agent-rl doctor`` and ``doctor data``: what can run here, and what recorded runs are good for."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from praison_agent_rl.data_advice import Supply
+
+doctor = typer.Typer(help="Say what can run here, and what the recorded runs are good for.")
+console = Console(soft_wrap=True, emoji=False)
+
+
+@doctor.callback(invoke_without_command=True)
+def machine(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Say what can run here and what each part that cannot lacks."""
+    if context.invoked_subcommand is None:
+        _show_machine()
+
+
+@doctor.command()
+def data(
+    agent: Annotated[str | None, typer.Option(help="Name of a recorded agent, or a pattern; each by default.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Folder of the transcripts.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON.")] = False,
+) -> None:
+    """Say which method an agent's recorded runs support, and what is missing for the others."""
+    from praison_agent_rl.data_advice import examine_data
+
+    supplies = examine_data(agent, store=store)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps([supply.model_dump() for supply in supplies], indent=2))
+        return
+    for supply in supplies:
+        _show_supply(supply)
+
+
+def _show_machine() -> None:
+    from praison_agent_rl.doctor import examine
+
+    facts, parts = examine()
+    table = _plain_table()
+    for name, value in facts.items():
+        table.add_row(name, value)
+    console.print(table)
+    state = Table("part", "", box=None)
+    state.add_column("what it lacks", overflow="fold")
+    for part in parts:
+        state.add_row(part.name, "[green]ready[/green]" if part.ready else "[yellow]no[/yellow]", escape(part.lacks))
+    console.print(state)
+
+
+def _show_supply(supply: "Supply") -> None:
+    from praison_agent_rl.dataset_building.comparing import PAIR_REASONS
+
+    _say(f"{supply.agent}: {supply.runs:,} recorded runs", style="bold")
+    table = _plain_table()
+    pairs = {source: f"{supply.pairs.get(source, 0):,} pairs" for source in ("correction", "rating", "retry")}
+    table.add_row("  prompts", f"{supply.prompts:,} different ones")
+    table.add_row("  corrections", f"{supply.corrected:,} runs: {pairs['correction']}")
+    table.add_row("  ratings", f"{supply.rated:,} runs with a score: {pairs['rating']} of answers to the same prompt")
+    table.add_row("  retries", f"{pairs['retry']} of answers that the agent took back")
+    for reason, count in supply.left_out.items():
+        table.add_row("  no pair", f"{count:,} {escape(PAIR_REASONS.get(reason, reason))}")
+    console.print(table)
+    for note in supply.notes:
+        _say(f"  note: {note}")
+    told = ""
+    for advice in supply.advice:
+        _say(f'\n"{advice.signal}": method {advice.method}, {"ready" if advice.ready else "not yet"}', style="bold")
+        missing = "the same" if advice.missing == told else advice.missing
+        _say(f"  {advice.has}" + (f"; missing: {missing}" if missing else ""))
+        told = advice.missing
+        _say(f"  next: {advice.command}")
+    _say("")
+
+
+def _plain_table() -> Table:
+    table = Table("", show_header=False, box=None)
+    table.add_column(overflow="fold")  # paths are to be copied whole
+    return table
+
+
+def _say(text: str, *, style: str | None = None) -> None:
+    console.print(text, markup=False, highlight=False, style=style)

@@ -1,0 +1,68 @@
+"""The short trial that `train` and `improve` make on their own: on a few made-up answers, with few calls."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from .errors import RewardError
+from .reward_names import importing_from
+from .rewards import Reward, Texts
+from .trial_answers import Limits, invented_answers
+from .trial_calls import staying_here
+from .trial_forms import look_again
+from .trial_verdicts import judged
+from .trials import RewardTrial, TrialRules, measure
+
+SHORT = TrialRules(few=4, spare_after=0.5)
+_LIMITS = Limits(prompts=3, each=6)
+
+
+class ShortTrial(NamedTuple):
+    """What a short trial found out of rewards that can be trained with."""
+
+    rewards: list[Reward]
+    """The same, knowing of themselves whether they are deterministic and score each answer by itself."""
+    notes: list[str]
+
+
+def short_trial(
+    rewards: Sequence[Reward], prompts: Texts, columns: Mapping[str, Sequence[Any]], *, rules: TrialRules = SHORT
+) -> ShortTrial:
+    """Try prepared rewards on made-up answers to a few prompts.
+
+    Raises:
+        RewardError: some are broken; with all that is wrong.
+    """
+    if not rewards or not prompts:
+        return ShortTrial(list(rewards), [])
+    answers = invented_answers(prompts, columns, _LIMITS)
+    known: list[Reward] = []
+    notes: list[str] = []
+    broken: list[str] = []
+    with importing_from(None), staying_here():  # a reward may import a helper beside it when it is called
+        for reward in rewards:
+            measured = look_again(reward, measure(reward, answers.samples, rules), answers.samples, rules)
+            trial = judged(measured, rules)
+            (broken if trial.verdict == "broken" else notes).extend(_said(trial))
+            known.append(_knowing(reward, trial))
+    if broken:
+        raise RewardError("\n".join(broken))
+    return ShortTrial(known, notes)
+
+
+def _knowing(reward: Reward, trial: RewardTrial) -> Reward:
+    return replace(
+        reward,
+        deterministic=reward.deterministic and trial.deterministic is not False,
+        by_sample=reward.by_sample and trial.by_sample is not False,
+    )
+
+
+def _said(trial: RewardTrial) -> list[str]:
+    name, tried = f"the reward {trial.name!r}", f"on {trial.answers} made-up answers"
+    if trial.verdict == "broken":
+        faults = [f"{fault.text} (first: {fault.first})" if fault.first else fault.text for fault in trial.faults]
+        unsound = [] if faults else trial.warnings
+        return [f"{name} is broken, tried {tried}: {'; '.join([*faults, *unsound])}. {trial.advice}"]
+    said = [f"WARNING: {name}, tried {tried}: {trial.verdict}. {trial.advice}"] if trial.verdict != "fine" else []
+    return said + [f"{name}, tried {tried}: {warning}" for warning in trial.warnings]
