@@ -29,9 +29,10 @@ from praison_agent_rl.gate import Evidence, judge
 from praison_agent_rl.models import load_tokenizer, plain_weights
 from praison_agent_rl.pair_measuring import with_preferences
 from praison_agent_rl.past import VERSION_COLUMN
-from praison_agent_rl.records import Answer, Plan, PlannedReward
+from praison_agent_rl.planned_rewards import as_rewards
+from praison_agent_rl.records import Answer, Plan
 from praison_agent_rl.reward_calls import caller_for
-from praison_agent_rl.rewards import Reward, Shape, as_entry, resolve
+from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder, write_record
 
 GUARD_KINDS = ("control", "earlier")
@@ -141,22 +142,6 @@ def calling_for(run: RunFolder) -> Calling:
     """Rewards are called as the run's configuration says, and what they do wrong is told in its events."""
     config = TrainConfig.load(run.plan.config, need_model=False, need_data=False)
     return partial(caller_for, config, warn=lambda text: run.report_event("note", text=text))
-
-
-def as_rewards(planned: Sequence[PlannedReward]) -> list[Reward]:
-    """Planned rewards, found again by their names; raises RewardError."""
-    return [
-        Reward(
-            resolve(as_entry(plan)),
-            plan.name,
-            plan.weight,
-            Shape(plan.prompts, plan.completions),
-            renamed=plan.columns,
-            deterministic=plan.deterministic,
-            by_sample=plan.by_sample,
-        )
-        for plan in planned
-    ]
 
 
 _CONTROL = Manner(at_most=CONTROL_TOKENS, strict=False)

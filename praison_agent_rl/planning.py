@@ -30,6 +30,7 @@ from praison_agent_rl.models import find_weights, require_training_stack
 from praison_agent_rl.pair_lengths import check_lengths, mean_tokens
 from praison_agent_rl.pair_texts import explicit
 from praison_agent_rl.past import Past, choose_earlier
+from praison_agent_rl.planned_rewards import plan_rewards
 from praison_agent_rl.preflight import (
     check_adapter_targets,
     check_chat_template,
@@ -38,7 +39,7 @@ from praison_agent_rl.preflight import (
     check_tokenizer,
 )
 from praison_agent_rl.records import GateRules, Plan, PlannedReward
-from praison_agent_rl.rewards import Reward, listed_specs, portable, prepare, require, resolve_all
+from praison_agent_rl.rewards import Reward, prepare, require, resolve_all
 from praison_agent_rl.runs import HOME, RunFolder, now, slug, write_record
 from praison_agent_rl.short_trials import SHORT, short_trial
 from praison_agent_rl.watch_rows import put_aside
@@ -374,28 +375,8 @@ def _named_apart(judges: Sequence[Reward], taken: Collection[str]) -> list[Rewar
 
 
 def _rewards_of(draft: Draft) -> list[PlannedReward]:
-    return _planned(draft.config.reward_funcs, draft.rewards)
+    return plan_rewards(draft.config.reward_funcs, draft.rewards)
 
 
 def _judges_of(draft: Draft) -> list[PlannedReward]:
-    return _planned(draft.config.judge_funcs, draft.judges)
-
-
-def _planned(given: Any, rewards: Sequence[Reward]) -> list[PlannedReward]:
-    planned = []
-    for entry, reward in zip(listed_specs(given), rewards, strict=True):
-        spec, parameters = portable(entry)
-        planned.append(
-            PlannedReward(
-                spec=spec,
-                name=reward.name,
-                weight=reward.weight,
-                prompts=reward.shape.prompts,
-                completions=reward.shape.completions,
-                parameters=parameters if spec else {},
-                columns=dict(reward.renamed),
-                deterministic=reward.deterministic,
-                by_sample=reward.by_sample,
-            )
-        )
-    return planned
+    return plan_rewards(draft.config.judge_funcs, draft.judges)

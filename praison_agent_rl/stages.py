@@ -14,11 +14,12 @@ from typing import NamedTuple, NoReturn
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import read_rows
 from praison_agent_rl.errors import PraisonRLError, RewardError, TrainingFailed
-from praison_agent_rl.measuring import as_rewards, judge_run, measure, results_of, rows_as_asked
+from praison_agent_rl.measuring import judge_run, measure, results_of, rows_as_asked
 from praison_agent_rl.merging import merge_adapter, merge_scorer
 from praison_agent_rl.models import load_tokenizer, plain_weights, render_prompts
 from praison_agent_rl.pair_measuring import measure_reward_model
 from praison_agent_rl.pair_texts import render_pairs
+from praison_agent_rl.planned_rewards import as_rewards
 from praison_agent_rl.records import PlannedReward
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder, write_record

@@ -239,15 +239,21 @@ def test_ctrl_c_names_the_run_that_can_be_gone_on_with_or_says_that_nothing_was_
 def test_a_reward_that_fails_in_training_is_a_failed_run_that_can_be_gone_on_with(project: Path) -> None:
     (project / "myproject" / "judge.py").write_text(
         "def judge(completions, trainer_state=None, **kwargs):\n"
-        "    if len(completions) == 8 and trainer_state is not None and trainer_state.global_step > 0:\n"
+        "    if trainer_state is not None and trainer_state.global_step > 0:\n"
         "        raise OSError('no answer from the judge')\n"
         "    return [float(len(c)) for c in completions]\n"
     )
-    sets = ["reward_funcs=myproject.judge:judge", "max_completion_length=8", "max_steps=3", "held_out=0"]
-    done = run("train", "config.yaml", *(word for text in sets for word in ("--set", text)), cwd=project)
+    sets = ["reward_funcs=myproject.judge:judge", "max_completion_length=8", "max_steps=5", "held_out=0"]
+    given = [word for text in sets for word in ("--set", text)]
+    done = run("train", "config.yaml", *given, "--set", "output_dir=failing", cwd=project)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "no answer from the judge" in done.stderr and "Traceback" not in done.stderr
     assert "log.txt" in done.stderr and "--resume" in done.stderr
+    (project / "myproject" / "judge.py").write_text(
+        "def judge(completions, **kwargs):\n    return [float(len(c)) for c in completions]\n"
+    )
+    done = run("train", "--resume", "failing", cwd=project)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_run_without_signal_fails_with_exit_code_1_and_says_why(project: Path) -> None:

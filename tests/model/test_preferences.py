@@ -19,6 +19,7 @@ from praison_agent_rl.improvement import Improvement, outcome_of, resume_run
 from praison_agent_rl.models import load_scorer, load_tokenizer
 from praison_agent_rl.pair_measuring import PairScore, by_prompt, preferences
 from praison_agent_rl.pair_texts import explicit, render_answer, render_pairs
+from praison_agent_rl.planned_rewards import plan_rewards
 from praison_agent_rl.records import Plan, RewardCard
 from praison_agent_rl.reward_models import ModelReward
 from praison_agent_rl.rewards import from_model, prepare
@@ -184,7 +185,7 @@ def test_a_reward_model_stands_beside_functions_and_is_made_again_by_its_pinned_
         (1.0, ("text", "text")),
         (0.5, ("messages", "messages")),
     ]
-    planned = planning._planned(entries, rewards)
+    planned = plan_rewards(entries, rewards)
     assert planned[1].spec == f"rewards/{scorer.card.name}/v1" and planned[1].parameters == {"scale": "zscore"}
 
 

@@ -394,6 +394,7 @@ ALLOWED: dict[str, set[str]] = {
     "past": {*LOW, "records", "runs", "data", "models", "transcripts"},
     "measuring": {
         *LOW,
+        "planned_rewards",
         "pair_measuring",
         "config",
         "records",
@@ -508,6 +509,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "progress": LOW,
     "estimate": {*LOW, "config", "records", "weight_files"},
+    "planned_rewards": {"records", "rewards"},
     "pair_measuring": {
         *LOW,
         "answering",
@@ -537,6 +539,7 @@ ALLOWED: dict[str, set[str]] = {
     "trained_rewards": {*LOW, "records", "report", "reward_cards", "rewards", "runs"},
     "stages": {
         *LOW,
+        "planned_rewards",
         "config",
         "records",
         "runs",
@@ -553,6 +556,7 @@ ALLOWED: dict[str, set[str]] = {
     "pair_lengths": {*LOW, "config", "data", "models", "pair_texts"},
     "planning": {
         *LOW,
+        "planned_rewards",
         *CONFIG,
         "pair_lengths",
         "pair_texts",

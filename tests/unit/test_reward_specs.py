@@ -6,8 +6,7 @@ import textwrap
 import pytest
 
 from praison_agent_rl.errors import RewardError
-from praison_agent_rl.measuring import as_rewards
-from praison_agent_rl.planning import _planned
+from praison_agent_rl.planned_rewards import as_rewards, plan_rewards
 from praison_agent_rl.rewards import Reward, as_entry, portable, prepare, resolve, resolve_all
 
 PROMPTS = [[{"role": "user", "content": "Capital of France?"}]]
@@ -175,7 +174,7 @@ def test_another_process_makes_the_same_reward_from_the_plan(module):
         {"reward": f"{name}:same", "columns": {"truth": "gold"}},
     ]
     rewards = prepare(entries, prompts=PROMPTS, columns={"gold": ["Paris"]})
-    planned = _planned(entries, rewards)
+    planned = plan_rewards(entries, rewards)
     again = as_rewards(planned)
     answers = ["one", "one two", "one two three"]
     gold = ["one"] * 3
