@@ -65,7 +65,7 @@ def finish_reward(run: RunFolder, *, home: Path = HOME) -> TrainedReward:
     write_report(run)
     for file in (run.report, run.numbers):
         write_text(folder / file.name, file.read_text(encoding="utf-8"))
-    return TrainedReward(card, folder, run.root, run.report)
+    return TrainedReward(card, folder.resolve(), run.root, run.report)
 
 
 def name_of(run: RunFolder) -> str:

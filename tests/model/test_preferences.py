@@ -11,6 +11,7 @@ import pytest
 import torch
 from praisonaiagents import Agent
 
+import praison_agent_rl as rl
 from praison_agent_rl import planning
 from praison_agent_rl.answering import Manner, answer_rows, load_engine
 from praison_agent_rl.data import read_rows
@@ -445,3 +446,27 @@ def test_bad_pairs_are_told_before_a_model_loads(here: Path, tiny_model: Path, m
 def test_a_wrong_loss_is_told(here: Path, tiny_model: Path) -> None:
     with pytest.raises(ConfigError, match="loss_type"):
         planning.draft_from_config({**settings("cpo", tiny_model, loss_type="dpo"), "dataset": pairs()})
+
+
+# --- from what was recorded -------------------------------------------------------------------------------------------
+
+
+def test_a_reward_model_is_trained_on_the_corrections_that_an_agent_was_given(
+    here: Path, tiny_model: Path, server_a: FakeServer
+) -> None:
+    agent = helper(server_a)
+    draw = random.Random(0)
+    with agent.record():
+        for number in range(48):
+            agent.clear_history()
+            agent.chat(f"Say {number} of {draw.random():.6f}.")  # near duplicates are left out
+            rl.feedback(agent.last_run, correction="a" * draw.randint(6, 9))
+    result = agent.improve(
+        method="reward", base_model=str(tiny_model), max_steps=24, learning_rate=1e-2, seed=8, quiet=True
+    )
+    assert isinstance(result, TrainedReward)
+    assert result.name == "rewards/helper/v1" and result.folder.parent == (HOME / "rewards" / "helper").resolve()
+    assert result.card.passed and result.card.accuracy > 0.9
+    assert result.card.train + result.card.held_out == 48
+    (reward,) = prepare(["rewards/helper"], prompts=[asks("?")], columns={})
+    assert reward.name == "helper_v1"
