@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ModelError
@@ -16,6 +16,17 @@ TOLERANCE_16_BIT = 0.5
 """The same for weights stored in 16 bits, whose own rounding moves logits by 0.05 to 0.3 (8 bits of mantissa)."""
 
 
+class _Merged(NamedTuple):
+    """A model with the adapter merged in, and what it was compared by."""
+
+    model: Any
+    before: list[Any]
+    """Output without the adapter, for each sequence."""
+    wanted: list[Any]
+    """Output of base + adapter."""
+    error: float
+
+
 def merge_adapter(base: str, adapter: Path, out: Path, *, config: TrainConfig, prompts: list[list[int]]) -> MergeProof:
     """Merge ``adapter`` into the full-precision weights of ``base``, save them to ``out`` and prove the result.
 
@@ -24,33 +35,18 @@ def merge_adapter(base: str, adapter: Path, out: Path, *, config: TrainConfig, p
     Raises:
         ModelError: the merged model is not base + adapter, or the adapter changes nothing.
     """
-    from peft import PeftModel
-
     base = plain_weights(base)
     model = load_model(base, config, device="cpu", full_precision=True)
     tokenizer = load_tokenizer(base, config)
     stored = stored_dtype(base, config)
     tied = bool(model.config.get_text_config().tie_word_embeddings)
-    before = _logits(model, prompts)
-    adapted = PeftModel.from_pretrained(model, str(adapter))
-    adapted.eval()
-    wanted = _logits(adapted, prompts)
-    try:
-        merged = adapted.merge_and_unload(safe_merge=True)
-    except ValueError as error:  # peft: not every merged weight is a finite number
-        raise ModelError(f"the adapter {str(adapter)!r} cannot be merged: {error}") from error
-    merge_error = _largest_difference(wanted, _logits(merged, prompts))
-    temporary = out.with_name(f".{out.name}.part")
-    shutil.rmtree(temporary, ignore_errors=True)
-    _save(merged, tokenizer, temporary, stored)
+    merged = _merge(model, adapter, prompts)
+    # Without it `transformers serve` ignores the temperature that a request asks for.
+    merged.model.generation_config.do_sample = True
+    temporary = _fresh(out)
+    _save(merged.model, tokenizer, temporary, stored)
     reread = load_model(str(temporary), config, device="cpu", full_precision=True)
-    proof = MergeProof(
-        tokens=sum(map(len, prompts)),
-        merge_error=merge_error,
-        saved_error=_largest_difference(wanted, _logits(reread, prompts)),
-        tolerance=TOLERANCE_FLOAT32 if stored in ("float32", "float64") else TOLERANCE_16_BIT,
-        change=_largest_difference(before, wanted),
-    )
+    proof = _proof(merged, reread, prompts, stored)
     _check_proof(proof, reread, temporary, tied=tied, chat=tokenizer.chat_template is not None)
     publish_folder(temporary, out)
     return proof
@@ -62,11 +58,23 @@ def merge_scorer(base: str, adapter: Path, out: Path, *, config: TrainConfig, se
     Raises:
         ModelError: the merged model does not score as base + adapter do, or the adapter changes nothing.
     """
+    base = plain_weights(base)
+    stored = stored_dtype(base, config)
+    model = load_scorer(base, config, device="cpu", full_precision=True, new_head=True)
+    merged = _merge(model, adapter, sequences)
+    temporary = _fresh(out)
+    _save(merged.model, load_tokenizer(base, config), temporary, stored)
+    reread = load_scorer(str(temporary), config, device="cpu", full_precision=True)
+    proof = _proof(merged, reread, sequences, stored)
+    if problems := _differences(proof, "scores"):
+        raise ModelError("the merge cannot be trusted, so no reward model was made:\n" + "\n".join(problems))
+    publish_folder(temporary, out)
+    return proof
+
+
+def _merge(model: Any, adapter: Path, sequences: list[list[int]]) -> _Merged:
     from peft import PeftModel
 
-    base = plain_weights(base)
-    tokenizer, stored = load_tokenizer(base, config), stored_dtype(base, config)
-    model = load_scorer(base, config, device="cpu", full_precision=True, new_head=True)
     before = _logits(model, sequences)
     adapted = PeftModel.from_pretrained(model, str(adapter))
     adapted.eval()
@@ -75,24 +83,17 @@ def merge_scorer(base: str, adapter: Path, out: Path, *, config: TrainConfig, se
         merged = adapted.merge_and_unload(safe_merge=True)
     except ValueError as error:  # peft: not every merged weight is a finite number
         raise ModelError(f"the adapter {str(adapter)!r} cannot be merged: {error}") from error
-    merge_error = _largest_difference(wanted, _logits(merged, sequences))
-    temporary = out.with_name(f".{out.name}.part")
-    shutil.rmtree(temporary, ignore_errors=True)
-    merged.to(_dtype(stored))
-    merged.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    reread = load_scorer(str(temporary), config, device="cpu", full_precision=True)
-    proof = MergeProof(
+    return _Merged(merged, before, wanted, _largest_difference(wanted, _logits(merged, sequences)))
+
+
+def _proof(merged: _Merged, reread: Any, sequences: list[list[int]], stored: str) -> MergeProof:
+    return MergeProof(
         tokens=sum(map(len, sequences)),
-        merge_error=merge_error,
-        saved_error=_largest_difference(wanted, _logits(reread, sequences)),
+        merge_error=merged.error,
+        saved_error=_largest_difference(merged.wanted, _logits(reread, sequences)),
         tolerance=TOLERANCE_FLOAT32 if stored in ("float32", "float64") else TOLERANCE_16_BIT,
-        change=_largest_difference(before, wanted),
+        change=_largest_difference(merged.before, merged.wanted),
     )
-    if problems := _differences(proof, "scores"):
-        raise ModelError("the merge cannot be trusted, so no reward model was made:\n" + "\n".join(problems))
-    publish_folder(temporary, out)
-    return proof
 
 
 def _check_proof(proof: MergeProof, merged: Any, folder: Path, *, tied: bool, chat: bool) -> None:
@@ -127,18 +128,19 @@ def _differences(proof: MergeProof, what: str) -> list[str]:
     return problems
 
 
+def _fresh(out: Path) -> Path:
+    """The name that what is saved has until it is proved."""
+    temporary = out.with_name(f".{out.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    return temporary
+
+
 def _save(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
-    model.to(_dtype(dtype))
-    # Without it `transformers serve` ignores the temperature that a request asks for.
-    model.generation_config.do_sample = True
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _dtype(name: str) -> Any:
     import torch
 
-    return getattr(torch, name)
+    model.to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _logits(model: Any, prompts: list[list[int]]) -> list[Any]:

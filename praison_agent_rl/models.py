@@ -357,24 +357,27 @@ def render_prompts(
         if tokenizer.chat_template is None:
             raise ModelError("the prompts are messages, but the model has no chat template; set chat_template")
         try:
-            rendered.append(_render(tokenizer, prompt, tools))
+            rendered.append(render_messages(tokenizer, prompt, tools))
         except Exception as error:  # a template is the model's own code and may raise anything
             raise ModelError(f"the chat template refuses prompt {number}: {type(error).__name__}: {error}") from error
     return rendered
 
 
-def _render(tokenizer: Any, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
+def render_messages(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), *, opened: bool = True
+) -> list[int]:
+    """Token ids of messages by the chat template, with the head of the next answer if that is ``opened``."""
     encoded = tokenizer.apply_chat_template(
-        [for_template(message) for message in messages],
+        [_for_template(message) for message in messages],
         tools=list(tools) or None,
-        add_generation_prompt=True,
+        add_generation_prompt=opened,
         tokenize=True,
         return_dict=True,
     )
     return list(encoded["input_ids"])
 
 
-def for_template(message: dict[str, Any]) -> dict[str, Any]:
+def _for_template(message: dict[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: content as text, and tool-call arguments as a mapping."""
     content = message.get("content")
     if isinstance(content, list):

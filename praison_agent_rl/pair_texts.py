@@ -6,7 +6,7 @@ from typing import Any
 
 from praison_agent_rl.data_files import Row
 from praison_agent_rl.errors import ModelError
-from praison_agent_rl.models import for_template
+from praison_agent_rl.models import render_messages
 
 SIDES = ("chosen", "rejected")
 
@@ -94,21 +94,15 @@ def _plain(tokenizer: Any, prompt: str, answer: str) -> Rendered:
     return Rendered(before + after, [False] * len(before) + [True] * len(after))
 
 
-def _templated(tokenizer: Any, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], *, opened: bool) -> Any:
-    """Token ids of messages, with the head of the next answer if it is ``opened``."""
+def _templated(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], *, opened: bool
+) -> list[int]:
     if tokenizer.chat_template is None:
         raise ModelError("the pairs are messages, but the model has no chat template; set chat_template")
     try:
-        encoded = tokenizer.apply_chat_template(
-            [for_template(message) for message in messages],
-            tools=list(tools) or None,
-            add_generation_prompt=opened,
-            tokenize=True,
-            return_dict=True,
-        )
+        return render_messages(tokenizer, messages, tools, opened=opened)
     except Exception as error:  # a template is the model's own code and may raise anything
         raise ModelError(f"the chat template refuses a pair: {type(error).__name__}: {error}") from error
-    return list(encoded["input_ids"])
 
 
 def _shared(left: list[int], right: list[int]) -> int:

@@ -8,7 +8,7 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 from peft import LoraConfig
@@ -40,15 +40,12 @@ def train_reward(run: RunFolder, rows: Sequence[Row], *, resume: bool = False) -
         ModelError: the model cannot be loaded.
         TrainingFailed: no step was made, or weights became NaN.
     """
-    plan = run.plan
-    config = TrainConfig.load(plan.config, need_model=False, need_data=False)
-    source = plain_weights(plan.base)
-    tokenizer = load_tokenizer(source, config)
-    pairs = _short_enough(run, render_pairs(tokenizer, rows, tools=plan.tools), config)
-    if _finished(run, tokenizer, config, resume=resume):
+    start = _start(run, rows, resume=resume)
+    if start is None:
         return
+    config, source, tokenizer, pairs = start
     columns = {"chosen_ids": [one.ids for one, _ in pairs], "rejected_ids": [other.ids for _, other in pairs]}
-    model = load_scorer(source, config, device=plan.device, new_head=True)
+    model = load_scorer(source, config, device=run.plan.device, new_head=True)
     trainer = RewardTrainer(
         model=model,
         args=RewardConfig(**_arguments(run, config)),
@@ -66,14 +63,11 @@ def train_cpo(run: RunFolder, rows: Sequence[Row], *, resume: bool = False) -> N
     Raises: as `train_reward`, and MissingExtra where the installed TRL has no CPO.
     """
     config_kind, trainer_kind = _cpo_of_trl()
-    plan = run.plan
-    config = TrainConfig.load(plan.config, need_model=False, need_data=False)
-    source = plain_weights(plan.base)
-    tokenizer = load_tokenizer(source, config)
-    pairs = _short_enough(run, render_pairs(tokenizer, rows, tools=plan.tools), config)
-    if _finished(run, tokenizer, config, resume=resume):
+    start = _start(run, rows, resume=resume)
+    if start is None:
         return
-    model = load_model(source, config, device=plan.device)
+    config, source, tokenizer, pairs = start
+    model = load_model(source, config, device=run.plan.device)
     check_adapter_targets(config, tied=bool(model.config.get_text_config().tie_word_embeddings), source=source)
 
     class TokenTrainer(trainer_kind):  # type: ignore[valid-type,misc]  # trl is not typed
@@ -95,6 +89,25 @@ def train_cpo(run: RunFolder, rows: Sequence[Row], *, resume: bool = False) -> N
         callbacks=[PairEvents(run)],
     )
     _train(trainer, run, tokenizer, resume=resume)
+
+
+class _Start(NamedTuple):
+    """What both methods begin with."""
+
+    config: TrainConfig
+    source: str
+    tokenizer: Any
+    pairs: list[tuple[Rendered, Rendered]]
+
+
+def _start(run: RunFolder, rows: Sequence[Row], *, resume: bool) -> _Start | None:
+    """The pairs as tokens; None where the last step was saved already, whose adapter is published then."""
+    plan = run.plan
+    config = TrainConfig.load(plan.config, need_model=False, need_data=False)
+    source = plain_weights(plan.base)
+    tokenizer = load_tokenizer(source, config)
+    pairs = _short_enough(run, render_pairs(tokenizer, rows, tools=plan.tools), config)
+    return None if _finished(run, tokenizer, config, resume=resume) else _Start(config, source, tokenizer, pairs)
 
 
 def _cpo_of_trl() -> tuple[Any, Any]:

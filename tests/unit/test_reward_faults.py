@@ -154,7 +154,11 @@ def test_4_what_is_no_list_is_refused_with_what_came(returned: Any, kind: str) -
     refused(lambda completions: returned(length(completions)), f"returned a {kind}")
 
 
-@pytest.mark.parametrize("value", ["0.5", "good", [0.5], {"score": 1.0}, 1j, object(), float], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    ["0.5", "good", [0.5], {"score": 1.0}, 1j, object(), float],
+    ids=["text", "word", "list", "dict", "complex", "object", "class"],
+)
 def test_4_what_is_no_number_in_the_list_is_refused(value: Any) -> None:
     def fn(completions):
         return [value for _ in completions]
