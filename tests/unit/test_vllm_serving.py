@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -276,7 +277,7 @@ def test_a_server_that_died_is_started_again_with_its_adapter(vllm, home, in_tmp
     first = serve_version(version, backend="vllm")
     host = first.server.host  # type: ignore[attr-defined]
     assert isinstance(host, VllmServer)
-    host.process.kill()
+    os.killpg(host.process.pid, signal.SIGKILL)  # the server too: its watcher is not there any more to end it
     host.process.wait()
     assert not first.server.running
     second = serve_version(version, backend="vllm")
