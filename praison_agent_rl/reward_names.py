@@ -67,6 +67,11 @@ def cause_of(error: BaseException) -> str:
     return type(error).__name__
 
 
+def plain_value(value: Any) -> Any:
+    """A numpy or torch value as Python's own, without importing either."""
+    return value.tolist() if callable(getattr(value, "tolist", None)) else value
+
+
 def collect(do: Callable[[Any], Any], given: object) -> tuple[list[Any], list[str]]:
     """What ``do`` makes of each item (or the only one), and the errors of those it refuses, to report at once."""
     made, failures = [], []

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from .deadlines import TimedOut
-from .reward_names import cause_of, short
+from .reward_names import cause_of, plain_value, short
 from .rewards import Score
 
 FaultKind = Literal[
@@ -50,7 +50,7 @@ def read_values(values: object, n: int) -> list[Outcome]:
     Raises:
         Unsound: it is no list, or not one of ``n`` values.
     """
-    given = _plain(values)
+    given = plain_value(values)
     if not isinstance(given, list | tuple):  # a dict's keys, or the letters of a text, are no scores
         kind = type(values).__name__
         raise Unsound(Fault("not a list", f"returned a {kind}, {short(values)}, instead of a list of numbers"))
@@ -69,7 +69,7 @@ def read_values(values: object, n: int) -> list[Outcome]:
 
 def _read(value: object) -> Outcome:
     try:
-        score = _plain(value)
+        score = plain_value(value)
         if score is None:
             return None
         if not isinstance(score, numbers.Real):
@@ -82,11 +82,6 @@ def _read(value: object) -> Outcome:
         return Fault("NaN", "returned NaN as a score") if math.isnan(number) else number
     except Exception as error:  # noqa: BLE001 - an object of the reward's own may fail at anything
         return Fault("not a number", f"returned {short(value)} as a score ({type(error).__name__})")
-
-
-def _plain(value: Any) -> Any:
-    """A numpy or torch value as Python's own, without importing either."""
-    return value.tolist() if callable(getattr(value, "tolist", None)) else value
 
 
 class Said:

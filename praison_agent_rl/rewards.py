@@ -30,6 +30,7 @@ from .reward_names import (
     declared,
     needed_columns,
     parameters_of,
+    plain_value,
     short,
     takes_column,
     unique_names,
@@ -116,17 +117,12 @@ def _settle(done: "Future[Any]", outcome: Callable[[], Any]) -> None:
         done.set_exception(error)
 
 
-def _plain(value: Any) -> Any:
-    """A numpy or torch value as Python's own, without importing either."""
-    return value.tolist() if callable(getattr(value, "tolist", None)) else value
-
-
 def as_scores(values: object, name: str, n: int) -> list[Score]:
     """What reward ``name`` returned for ``n`` completions, as plain numbers; NaN and infinity become None."""
-    given = _plain(values)
+    given = plain_value(values)
     if not isinstance(given, list | tuple):
         raise RewardError(f"reward {name!r} returned a {type(values).__name__}, {short(values)}; {_WANTED}")
-    scores = [_plain(value) for value in given]
+    scores = [plain_value(value) for value in given]
     if odd := [score for score in scores if score is not None and not isinstance(score, numbers.Real)]:
         raise RewardError(f"reward {name!r} returned {short(odd[0])} among its scores; {_WANTED}")
     if len(scores) != n:

@@ -54,6 +54,17 @@ def agents_around(monkeypatch: pytest.MonkeyPatch, in_tmp: Path, server_a: FakeS
         yield
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums in one order, so that two equal runs are equal bit for bit."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random chat model of 0.1 million parameters with tied embeddings, tokenizer and chat template."""

@@ -51,8 +51,8 @@ class EventWriter(TrainerCallback):  # type: ignore[misc]  # transformers is not
         if "loss" not in logs:
             return
         # an update with answers of an earlier step has these and no rewards; they belong to the next event
-        self._clipped += [value for name in _CLIPPED if (value := _number(logs.get(name))) is not None]
-        self._broken |= {name for name in _MAY_BREAK if logs.get(name) is not None and _number(logs[name]) is None}
+        self._clipped += [value for name in _CLIPPED if (value := as_number(logs.get(name))) is not None]
+        self._broken |= {name for name in _MAY_BREAK if logs.get(name) is not None and as_number(logs[name]) is None}
         if not _are_finite(self._trainer.model):
             self._broken.add("weights")
         if "reward" not in logs and "weights" not in self._broken:
@@ -67,11 +67,11 @@ class EventWriter(TrainerCallback):  # type: ignore[misc]  # transformers is not
     def _metrics(self, logs: dict[str, Any]) -> dict[str, Any]:
         names = self._trainer.reward_func_names
         found: dict[str, Any] = {
-            **{name: _number(logs.get(name)) for name in _SHOWN},
-            "rewards": {name: _number(logs.get(f"rewards/{name}/mean")) for name in names},
-            "rewards_std": {name: _number(logs.get(f"rewards/{name}/std")) for name in names},
+            **{name: as_number(logs.get(name)) for name in _SHOWN},
+            "rewards": {name: as_number(logs.get(f"rewards/{name}/mean")) for name in names},
+            "rewards_std": {name: as_number(logs.get(f"rewards/{name}/std")) for name in names},
             "calls": told_of(self._trainer.caller.take_step(), self._trainer.caller.rewards),
-            **{name: _number(logs.get(own)) for name, own in _RENAMED.items() if name in _ALWAYS or own in logs},
+            **{name: as_number(logs.get(own)) for name, own in _RENAMED.items() if name in _ALWAYS or own in logs},
         }
         if self._clipped:
             found["clip_ratio"] = max(self._clipped)
@@ -86,6 +86,6 @@ def _are_finite(model: Any) -> bool:
     return bool(torch.stack([check.to(checks[0].device) for check in checks]).all()) if checks else True
 
 
-def _number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
     """A metric as a number; None for one that is missing or no finite number, which JSON cannot hold."""
     return float(value) if value is not None and math.isfinite(float(value)) else None

@@ -4,7 +4,6 @@ Imported only by the process that trains, since it imports ``trl`` at once. TRL 
 rendering doubles the end token (CPO), learns tool results, and filters long pairs away without a word.
 """
 
-import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from praison_agent_rl.preflight import check_adapter_targets
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.training.adapters import check_tensors, check_weights, publish_adapter, save_adapter
 from praison_agent_rl.training.checkpoints import is_last, newest_whole_checkpoint
+from praison_agent_rl.training.events import as_number
 
 _SHOWN = ("loss", "grad_norm", "learning_rate", "accuracy", "margin", "rewards/accuracies", "rewards/margins")
 _IGNORED = -100
@@ -187,11 +187,7 @@ class PairEvents(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         """Called by transformers after each logged step."""
         if "loss" not in logs or not state.is_world_process_zero:
             return
-        found = {name.removeprefix("rewards/"): _number(logs[name]) for name in _SHOWN if name in logs}
+        found = {name.removeprefix("rewards/"): as_number(logs[name]) for name in _SHOWN if name in logs}
         if "accuracies" in found:  # CPO's names for the same
             found |= {"accuracy": found.pop("accuracies"), "margin": found.pop("margins", None)}
         self._run.report_event("step", step=state.global_step, of=state.max_steps, **found)
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if math.isfinite(float(value)) else None

@@ -1,7 +1,6 @@
 """Watch a run while it trains: say what goes wrong, look at prompts that were put aside, keep the best, end in time."""
 
 import contextlib
-import math
 import random
 import statistics
 import time
@@ -24,6 +23,7 @@ from praison_agent_rl.records import Answer
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.training.best import Best, best_of, keep, paired, surely_better
+from praison_agent_rl.training.events import as_number
 
 _SAMPLES = 2
 """Answers to each watched prompt: one greedy, one sampled with the run's seed, as the gate asks."""
@@ -127,7 +127,7 @@ class Watcher(TrainerCallback):  # type: ignore[misc]  # transformers is not typ
             "of": state.max_steps,
             "total": statistics.fmean(scored),
             "gain": gain.difference,
-            "gain_error": _finite(gain.error),
+            "gain_error": as_number(gain.error),
             "rewards": _means([answer.rewards for answer in answers]),
             "judged": _means([answer.judged for answer in answers]),
             "guarded": {name: _change(now, self._start.guarded.get(name, now)) for name, now in looked.guarded.items()},
@@ -296,11 +296,7 @@ def _means(scores: Sequence[dict[str, float | None]]) -> dict[str, float | None]
 def _change(now: Sequence[float | None], before: Sequence[float | None]) -> dict[str, float | None]:
     found = paired(now, before)
     difference, error = found or (None, None)
-    return {"now": _mean(now), "difference": difference, "error": _finite(error)}
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    return {"now": _mean(now), "difference": difference, "error": as_number(error)}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -21,13 +21,7 @@ ROWS = [{"prompt": [{"role": "user", "content": f"{kind} {n}"}], "kind": kind} f
 THREE_PASSES = {"max_steps": 18, "save_strategy": "steps", "save_steps": 4, "save_total_limit": 0}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Sums in one order, so that two equal runs are equal bit for bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def by_kind(completions, kind, **_):

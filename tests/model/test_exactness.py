@@ -43,12 +43,7 @@ REACH = {"original_max_position_embeddings": 16}
 OLD_NAMES = {"n_embd": 32, "n_layer": 2, "n_head": 4}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

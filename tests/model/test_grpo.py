@@ -40,13 +40,7 @@ WITH_TOOLS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Sums in one order, so that two equal runs are equal bit for bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rows_of(words=WORDS):

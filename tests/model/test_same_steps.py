@@ -3,7 +3,6 @@
 import shutil
 
 import pytest
-import torch
 
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.rewards import Reward
@@ -29,12 +28,7 @@ WAYS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def trained(root, base, *, share, **changes):

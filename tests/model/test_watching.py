@@ -31,13 +31,7 @@ SETTINGS = {
 PAY = {"cat": 1.0, "dog": 0.75, "bird": 0.5, "fish": 0.25}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Sums in one order, so that two equal runs are equal bit for bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

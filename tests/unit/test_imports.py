@@ -375,6 +375,7 @@ ALLOWED: dict[str, set[str]] = {
     "training.scoring": {*LOW, "measuring", "reward_calls", "rewards", "runs", "training.sampling"},
     "training.best": {"runs"},
     "training.watching": {
+        "training.events",
         *LOW,
         "config",
         "records",
@@ -535,6 +536,7 @@ ALLOWED: dict[str, set[str]] = {
         "runs",
         "training.adapters",
         "training.checkpoints",
+        "training.events",
     },
     "trained_rewards": {*LOW, "records", "report", "reward_cards", "rewards", "runs"},
     "stages": {
