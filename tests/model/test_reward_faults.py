@@ -21,7 +21,9 @@ from praison_agent_rl.runs import RunFolder, write_record
 from praison_agent_rl.stages import planned_rewards
 from praison_agent_rl.training import grpo
 from praison_agent_rl.training.grpo import PolicyTrainer, train_grpo
-from tests.model.test_grpo import WORDS, lower_case, notes, one_thread, planned, rows_of, trainer_for  # noqa: F401
+from tests.model.test_grpo import WORDS, lower_case, notes, planned, rows_of, trainer_for
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BAD = "three"  # of the 8 prompts, 2 in a batch of 8 completions: it comes once in 4 steps
 
