@@ -21,7 +21,7 @@ from praison_agent_rl.runs import RunFolder, write_record
 from praison_agent_rl.stages import planned_rewards
 from praison_agent_rl.training import grpo
 from praison_agent_rl.training.grpo import PolicyTrainer, train_grpo
-from tests.model.test_grpo import WORDS, lower_case, notes, planned, rows_of, trainer_for
+from tests.model.test_grpo import lower_case, notes, planned, rows_of, trainer_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
