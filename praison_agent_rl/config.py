@@ -214,6 +214,9 @@ class TrainConfig(BaseModel):
     """Seed of weights and sampling."""
     data_seed: Whole | None = None
     """Seed of the order of prompts; by default ``seed``."""
+    sampler: Literal["auto", "exact", "bfloat16", "int8"] = "auto"
+    """What draws completions on a CPU: ``auto`` is generate of transformers; the others are a faster loop, exact or
+    with weights in fewer bits, whose completions are weighted by the log-probabilities that they were drawn with."""
     curriculum: bool = True
     """From the second pass on, draw prompts less whose answers all scored the same, and others in their places."""
     logging_steps: Steps = 1

@@ -28,11 +28,12 @@ from praison_agent_rl.shared_prefix import completion_states, sample_completions
 from praison_agent_rl.step_measures import measure, text_of
 from praison_agent_rl.training.adapters import check_tensors, check_weights, publish_adapter, save_adapter
 from praison_agent_rl.training.checkpoints import is_last, newest_whole_checkpoint, step_of
+from praison_agent_rl.training.drawing import DrawingTrainer
 from praison_agent_rl.training.events import EventWriter
 from praison_agent_rl.training.exactness import why_measured_otherwise, why_not_shared
 from praison_agent_rl.training.sampling import signals_of, tell_signals
 from praison_agent_rl.training.scoring import caller_of, tell_rewards
-from praison_agent_rl.training.skipping import Scores, SkippingTrainer
+from praison_agent_rl.training.skipping import Scores
 from praison_agent_rl.training.trl_names import log_probabilities, told
 from praison_agent_rl.training.watching import (
     Scorers,
@@ -90,6 +91,7 @@ def train_grpo(
             shown_tools=plan.tools,
             share=share,
             longest=config.max_seq_length,
+            sampler=config.sampler,
         )
         for name, without in told(PolicyTrainer).items():
             if name == "_tokenize_prompts" and plan.tools:
@@ -97,6 +99,10 @@ def train_grpo(
             run.report_event("note", text=without)
         if trainer.not_shared_because and trainer.accelerator.is_main_process:
             run.report_event("note", text=f"prompts are not shared: {trainer.not_shared_because}")
+        if trainer.not_drawn_because and trainer.accelerator.is_main_process:
+            run.report_event(
+                "note", text=f"the sampler {config.sampler!r} is not used, but generate: {trainer.not_drawn_because}"
+            )
         watcher = _watched(run, trainer, Scorers(rewards, judges), config)
         trainer.add_callback(EventWriter(run, trainer, signals, on_step=watcher.after_step if watcher else None))
         _train(trainer, checkpoint)
@@ -124,7 +130,7 @@ def _watched(run: RunFolder, trainer: "PolicyTrainer", scorers: Scorers, config:
     return watcher
 
 
-class PolicyTrainer(SkippingTrainer):
+class PolicyTrainer(DrawingTrainer):
     """TRL's trainer, with what a group of completions shares computed once, on the prompts that the agent sends."""
 
     def __init__(
@@ -138,6 +144,9 @@ class PolicyTrainer(SkippingTrainer):
         super().__init__(**options)
         self.shown_tools = list(shown_tools)
         self.not_shared_because = self._why_not_shared(longest) if share else "it was asked not to"
+        self.not_drawn_because: str | None = None
+        if self.sampler != "auto":
+            self.not_drawn_because = self.not_shared_because or self.why_not_drawn(self._policy())
 
     def measured(self) -> dict[str, float | None]:
         """What the answers of the last generation show; TRL keeps them, of all processes, for tables of its own."""
@@ -178,6 +187,9 @@ class PolicyTrainer(SkippingTrainer):
             result: tuple[list[list[int]], Any] = super()._generate_single_turn(*given, **options)
             return result
         with self._ready_to_sample() as policy:
+            if self.sampler != "auto" and not self.not_drawn_because:
+                sampled = self._drawn(policy, prompt_ids)
+                return sampled.ids, None if self.sampler == "exact" else sampled.log_probs
             completions = sample_completions(
                 policy,
                 prompt_ids,

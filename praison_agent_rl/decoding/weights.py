@@ -1,0 +1,115 @@
+"""The weights that completions are sampled with: a policy's own, or the same in fewer bits.
+
+What samples is a second tree of modules over the same parameters, in which adapters are taken as merged into them
+(``PolicyTrainer`` merges them while it samples) and linear layers may multiply in bfloat16 or int8.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+Precision = Literal["own", "bfloat16", "int8"]
+"""What linear layers multiply in: the weights' own format, or fewer bits."""
+
+
+class LinearInBfloat16(nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """A linear layer that multiplies in bfloat16, with sums in float32 (oneDNN), between activations as they were."""
+
+    def __init__(self, source: nn.Linear) -> None:
+        super().__init__()
+        self.source = source
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the weights that the source has now."""
+        self.low = self.source.weight.detach().to(torch.bfloat16)
+        self.bias = None if self.source.bias is None else self.source.bias.detach().to(torch.bfloat16)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Of (..., in) as (..., out)."""
+        return functional.linear(states.to(torch.bfloat16), self.low, self.bias).to(states.dtype)
+
+
+class LinearInInt8(nn.Module):  # type: ignore[misc]
+    """A linear layer whose weights are 8-bit integers with a scale for each output, and whose inputs become so too.
+
+    FBGEMM's dynamic quantisation, which PyTorch has for CPUs: sums are of 32-bit integers.
+    """
+
+    def __init__(self, source: nn.Linear) -> None:
+        super().__init__()
+        self.source = source
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the weights that the source has now."""
+        weight = self.source.weight.detach().float()
+        scales = weight.abs().amax(1).clamp(min=1e-12) / 127  # symmetric: the largest weight becomes 127
+        zero = torch.zeros(len(scales), dtype=torch.long)
+        rounded = torch.quantize_per_channel(weight, scales.double(), zero, 0, torch.qint8)
+        bias = None if self.source.bias is None else self.source.bias.detach().float()
+        self.packed = torch.ops.quantized.linear_prepack(rounded, bias)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Of (..., in) as (..., out)."""
+        multiplied: torch.Tensor = torch.ops.quantized.linear_dynamic(states.float(), self.packed)
+        return multiplied.to(states.dtype)
+
+
+_LINEAR = {"bfloat16": LinearInBfloat16, "int8": LinearInInt8}
+
+
+class SamplingModel:
+    """A causal language model to sample with, over the parameters of a policy.
+
+    In the weights' own format it is the policy itself, and samples as it does while its adapter is merged; in fewer
+    bits it samples as the policy did at the last ``refresh``, which must be called while the adapter is merged.
+    """
+
+    def __init__(self, policy: Any, precision: Precision = "own") -> None:
+        shared: dict[int, Any] = {id(each): each for each in (*policy.parameters(), *policy.buffers())}
+        self.model = copy.deepcopy(policy, memo=shared)
+        self._lower: list[Any] = []
+        _replace(self.model, _is_adapted, lambda layer: layer.get_base_layer())
+        if precision != "own":
+            _replace(self.model, lambda layer: type(layer) is nn.Linear, self._in(_LINEAR[precision]))
+        self.model.eval()
+        self.attention: str = getattr(self.model.config.get_text_config(), "_attn_implementation", "sdpa")
+        """The attention that prompts are computed with."""
+
+    def refresh(self) -> None:
+        """Take the weights as they are now: those of another step."""
+        for layer in self._lower:
+            layer.refresh()
+
+    def attend(self, name: str) -> None:
+        """Use the attention called ``name`` from now on."""
+        self.model.set_attn_implementation(name)
+
+    def _in(self, lower: Any) -> Callable[[nn.Linear], nn.Module]:
+        def replaced(layer: nn.Linear) -> nn.Module:
+            self._lower.append(lower(layer))
+            return self._lower[-1]
+
+        return replaced
+
+
+def _is_adapted(layer: nn.Module) -> bool:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return isinstance(layer, BaseTunerLayer)
+
+
+def _replace(model: nn.Module, wanted: Callable[[nn.Module], bool], by: Callable[[Any], nn.Module]) -> None:
+    """Put another module in the place of each that is ``wanted``; what stands twice stays one."""
+    new: dict[int, nn.Module] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if wanted(child):
+                if id(child) not in new:
+                    new[id(child)] = by(child)
+                setattr(parent, name, new[id(child)])

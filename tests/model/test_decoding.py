@@ -1,0 +1,152 @@
+"""The package's own decoder draws what the model itself would, from prompts that are computed once."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from praison_agent_rl.decoding.cascade import Places, places_of
+from praison_agent_rl.decoding.loop import draw
+from praison_agent_rl.decoding.weights import SamplingModel
+from praison_agent_rl.rewards import Reward
+from praison_agent_rl.rollouts import Sampling
+from praison_agent_rl.shared_prefix import sample_completions
+from praison_agent_rl.training.grpo import train_grpo
+from tests.model.test_grpo import adapter_of, lower_case, notes, planned, rows_of
+
+PROMPTS = [[5, 6, 7, 8], [5, 6, 9], [5, 6, 7, 8], [3, 4, 5, 6, 7, 8, 9], [5, 6, 7, 8], [5, 6, 9]]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def policy(tiny_model):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    torch.manual_seed(3)
+    with torch.no_grad():  # a fresh tiny model repeats one token
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def greedy(policy, prompts, tokens, ends):
+    settings = GenerationConfig(max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=list(ends) or None)
+    return sample_completions(policy, prompts, generation_config=settings, pad=0, eos=list(ends))
+
+
+def log_probs_of(policy, prompt, completion, temperature):
+    """By the plain model: a sequence by itself."""
+    logits = policy(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float() / temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()
+
+
+def test_rows_stand_beside_those_of_their_prompt():
+    assert places_of([0, 0, 1, 1], 2, "cpu") == Places(None, None, 2)
+    ragged = places_of([0, 1, 0, 0], 2, "cpu")
+    assert (ragged.grid.tolist(), ragged.of_row.tolist(), ragged.width) == ([[0, 2, 3], [1, 0, 0]], [0, 3, 1, 2], 3)
+
+
+def test_without_chance_it_writes_what_generate_writes(policy):
+    wanted = greedy(policy, PROMPTS, 30, ())
+    assert len(set(map(tuple, wanted))) == 3
+    assert draw(SamplingModel(policy), PROMPTS, Sampling(30, 0), pad=0).ids == wanted
+
+
+def test_rows_that_end_leave_and_the_others_are_not_changed(policy):
+    whole = greedy(policy, PROMPTS, 30, ())
+    end = whole[1][9]  # ends the rows of one prompt in the middle
+    wanted = greedy(policy, PROMPTS, 30, (end,))
+    sampled = draw(SamplingModel(policy), PROMPTS, Sampling(30, 0, ends=(end,)), pad=0)
+    assert sampled.ids == wanted and len(set(map(len, wanted))) > 1
+    assert [len(row) for row in sampled.log_probs] == [len(row) for row in wanted]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_each_token_has_the_log_probability_that_the_model_gives_it(policy, temperature):
+    torch.manual_seed(0)
+    sampled = draw(SamplingModel(policy), PROMPTS, Sampling(20, temperature), pad=0)
+    assert len(set(map(tuple, sampled.ids))) == len(PROMPTS)
+    for prompt, ids, log_probs in zip(PROMPTS, sampled.ids, sampled.log_probs, strict=True):
+        assert log_probs == pytest.approx(log_probs_of(policy, prompt, ids, temperature), abs=1e-4)
+
+
+def test_tokens_come_as_often_as_they_are_likely(policy):
+    torch.manual_seed(0)
+    sampled = draw(SamplingModel(policy), [PROMPTS[0]] * 4000, Sampling(1), pad=0)
+    counted = torch.bincount(torch.tensor(sampled.ids)[:, 0], minlength=policy.config.vocab_size) / 4000
+    likely = policy(torch.tensor([PROMPTS[0]])).logits[0, -1].softmax(-1)
+    # each share scatters by sqrt(p (1 - p) / 4000); five times that is met by chance once in a million
+    assert ((counted - likely).abs() < 5 * (likely * (1 - likely) / 4000).sqrt() + 1e-3).all()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "allowed"), [({"top_k": 2}, 2), ({"top_p": 1e-6}, 1), ({"min_p": 1.0}, 1)], ids=str
+)
+def test_a_token_that_is_taken_out_is_never_drawn(policy, sampling, allowed):
+    best = policy(torch.tensor([PROMPTS[0]])).logits[0, -1].topk(allowed).indices.tolist()
+    sampled = draw(SamplingModel(policy), [PROMPTS[0]] * 200, Sampling(1, **sampling), pad=0)
+    assert {ids[0] for ids in sampled.ids} == set(best)
+
+
+@pytest.mark.parametrize(("precision", "near"), [("bfloat16", 0.15), ("int8", 0.3)])
+def test_fewer_bits_are_near(policy, precision, near):
+    sampler = SamplingModel(policy, precision)
+    torch.manual_seed(0)
+    sampled = draw(sampler, PROMPTS, Sampling(12), pad=0)
+    exact = [log_probs_of(policy, p, ids, 1.0) for p, ids in zip(PROMPTS, sampled.ids, strict=True)]
+    own = torch.tensor(sampled.log_probs)
+    difference = (own - torch.tensor(exact)).abs()
+    assert 0 < difference.mean() < near
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_fewer_bits_follow_the_weights_when_they_are_refreshed(policy, precision):
+    sampler = SamplingModel(policy, precision)
+    before = draw(sampler, PROMPTS, Sampling(8, 0), pad=0).ids
+    moved = copy.deepcopy(policy)
+    torch.manual_seed(9)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.5 * torch.randn_like(parameter)
+    sampler.refresh()
+    assert draw(sampler, PROMPTS, Sampling(8, 0), pad=0).ids != before
+    assert (
+        draw(sampler, PROMPTS, Sampling(8, 0), pad=0).ids
+        == draw(SamplingModel(policy, precision), PROMPTS, Sampling(8, 0), pad=0).ids
+    )
+    assert not torch.equal(moved.get_input_embeddings().weight, policy.get_input_embeddings().weight)
+
+
+def test_the_policy_keeps_its_attention_and_its_weights(policy):
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    draw(SamplingModel(policy, "int8"), PROMPTS, Sampling(4), pad=0)
+    assert policy.config._attn_implementation == "sdpa"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
+
+
+def learned(root, base, **changes):
+    run = planned(root, base, max_steps=12, watch=False, curriculum=False, max_completion_length=8, **changes)
+    train_grpo(run, rows_of(), [Reward(lower_case, "lower")])
+    return run
+
+
+@pytest.mark.parametrize("sampler", ["exact", "bfloat16", "int8"])
+def test_a_policy_learns_from_what_was_drawn(sampler, tiny_model, in_tmp):
+    run = learned(in_tmp / "run", tiny_model, sampler=sampler)
+    rewards = [step["reward"] for step in run.steps()]
+    assert len(rewards) == 12 and not [note for note in notes(run) if "is not used" in note]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3
+    assert any(tensor.abs().max() > 0 for name, tensor in adapter_of(run).items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"repetition_penalty": 1.2}, "no other setting of generation"), ({"dtype": "bfloat16"}, "float32 weights")],
+    ids=str,
+)
+def test_where_it_cannot_draw_generate_samples_and_it_is_said(changes, said, tiny_model, in_tmp):
+    run = planned(in_tmp / "run", tiny_model, sampler="int8", watch=False, **changes)
+    train_grpo(run, rows_of(), [Reward(lower_case, "lower")])
+    assert [note for note in notes(run) if "'int8' is not used" in note and said in note]
+    assert len(run.steps()) == 2
