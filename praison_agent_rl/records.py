@@ -202,15 +202,26 @@ class MergeProof(Record):
     """What was compared before a merge was believed."""
 
     tokens: int
-    """Positions at which logits were compared."""
+    """Positions at which logits were compared; 0 for a model that is too large for the machine's memory."""
     merge_error: float
-    """Largest difference between logits of base + adapter and of the merged weights in memory."""
+    """Largest difference between logits of base + adapter and of PEFT's own merge in memory; by tensors alone, the
+    largest difference of a weight from PEFT's own merge that rounding does not explain, as a share of the largest
+    weight near it (2**18 numbers of its tensor)."""
     saved_error: float
-    """Largest difference between the merged weights in memory and as read back from disk."""
+    """Largest difference between logits of base + adapter and of what was read back from disk; by tensors alone, as
+    ``merge_error``."""
     tolerance: float
-    """Largest difference that was allowed, of both."""
+    """Largest ``saved_error`` that was allowed."""
     change: float
-    """Largest difference between merged and base logits: what training did."""
+    """Largest difference between merged and base logits, what training did; by tensors alone, of a weight."""
+    by: Literal["logits", "tensors", "both"] = "logits"
+    """What was compared: the model's output, each tensor on disk with PEFT's own merge of it, or both."""
+    tensors: int = 0
+    """Changed tensors that were compared with PEFT's own merge of them."""
+    unchanged: int = 0
+    """Tensors that are the base's, byte for byte."""
+    note: str | None = None
+    """Why the merge was made in memory and not shard by shard, or why no logits were compared."""
 
 
 class Version(Record):

@@ -315,11 +315,25 @@ def _merge_proof(facts: Facts) -> str:
     if merge is None:
         return ""
     what = "scores" if facts.method == "reward" else "logits"
-    return (
-        f"<p>Merge: on {count(merge.tokens, 'token')} the saved model's {what} differ from base + adapter by at most "
-        f"{merge.saved_error:.2g} (allowed {merge.tolerance:g}); training moved them by up to "
-        f"{merge.change:.2g}.</p>"
-    )
+    said = []
+    if merge.by != "tensors":
+        said.append(
+            f"On {count(merge.tokens, 'token')} the saved model's {what} differ from base + adapter by at most "
+            f"{merge.saved_error:.2g} (allowed {merge.tolerance:g}); training moved them by up to {merge.change:.2g}."
+        )
+    if merge.by != "logits":
+        said.append(
+            f"As saved, {count(merge.tensors, 'tensor')} {'is' if merge.tensors == 1 else 'are'} what PEFT makes of "
+            f"base and adapter, and {count(merge.unchanged, 'other')} the base's to the byte."
+        )
+    if merge.by == "tensors":
+        said.append(
+            f"Beyond rounding, weights differ by at most {merge.saved_error:.2g} of the largest near them "
+            f"(allowed {merge.tolerance:g}); training moved them by up to {merge.change:.2g}."
+        )
+    whole = " ".join(said)
+    note = f" {text(merge.note[:1].upper() + merge.note[1:])}." if merge.note else ""
+    return f"<p>Merge: {whole[:1].lower()}{whole[1:]}{note}</p>"
 
 
 def _folded(title: str, content: str) -> str:

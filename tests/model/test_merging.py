@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from praison_agent_rl import merging
+from praison_agent_rl import merging, streaming_merge
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ModelError
 from praison_agent_rl.merging import TOLERANCE_16_BIT, TOLERANCE_FLOAT32, merge_adapter
@@ -191,37 +191,50 @@ def test_a_merge_that_leaves_one_tensor_out_is_caught(kind, in_tmp, request, mon
     monkeypatch.setattr(LoraModel, "merge_and_unload", forgetful)
     message = refusal(base, adapter, in_tmp / "model")
     assert "merged logits differ from base + adapter by" in message
-    assert "saved weights differ from base + adapter by" in message
+    assert "saved weights differ" not in message  # they were merged shard by shard, without PEFT
+
+
+def test_a_streamed_merge_that_leaves_one_tensor_out_is_caught(tiny_model, in_tmp, monkeypatch):
+    adapter = adapter_for(tiny_model, in_tmp / "adapter")
+    pieces, name = streaming_merge.merged_pieces, "model.layers.1.self_attn.v_proj.weight"
+
+    def forgetful(made, stored, change):
+        return pieces(made, stored, change._replace(b=None) if made == name else change)
+
+    monkeypatch.setattr(streaming_merge, "merged_pieces", forgetful)
+    message = refusal(tiny_model, adapter, in_tmp / "model")
+    assert f"saved weights differ from base + adapter: {name} by" in message
+    assert "saved weights differ from base + adapter by" in message  # the logits see it too
 
 
 def test_weights_that_change_on_their_way_to_the_disk_are_caught(tiny_model, in_tmp, monkeypatch):
     adapter = adapter_for(tiny_model, in_tmp / "adapter")
-    save = merging._save
+    save = merging._save_streamed
 
-    def careless(model, tokenizer, folder, dtype):
-        save(model, tokenizer, folder, dtype)
+    def careless(plan, tokenizer, folder):
+        save(plan, tokenizer, folder)
         tensors = load_file(folder / "model.safetensors")
         tensors["model.layers.0.mlp.up_proj.weight"][5] *= 1.1
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
-    monkeypatch.setattr(merging, "_save", careless)
+    monkeypatch.setattr(merging, "_save_streamed", careless)
     message = refusal(tiny_model, adapter, in_tmp / "model")
     assert "saved weights differ from base + adapter by" in message and "merged logits differ" not in message
 
 
 def test_a_lost_tying_is_caught(tiny_model, in_tmp, monkeypatch):
     adapter = adapter_for(tiny_model, in_tmp / "adapter")
-    save = merging._save
+    save = merging._save_streamed
 
-    def unties(model, tokenizer, folder, dtype):
-        save(model, tokenizer, folder, dtype)
+    def unties(plan, tokenizer, folder):
+        save(plan, tokenizer, folder)
         tensors = load_file(folder / "model.safetensors")
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
 
-    monkeypatch.setattr(merging, "_save", unties)
+    monkeypatch.setattr(merging, "_save_streamed", unties)
     assert "the tying of embeddings and output head was lost" in refusal(tiny_model, adapter, in_tmp / "model")
 
 
@@ -234,13 +247,13 @@ def test_a_lost_tying_is_caught(tiny_model, in_tmp, monkeypatch):
 )
 def test_a_file_that_was_not_saved_is_named(tiny_model, in_tmp, monkeypatch, lost, said):
     adapter = adapter_for(tiny_model, in_tmp / "adapter")
-    save = merging._save
+    save = merging._save_streamed
 
-    def forgetful(model, tokenizer, folder, dtype):
-        save(model, tokenizer, folder, dtype)
+    def forgetful(plan, tokenizer, folder):
+        save(plan, tokenizer, folder)
         (folder / lost).unlink()
 
-    monkeypatch.setattr(merging, "_save", forgetful)
+    monkeypatch.setattr(merging, "_save_streamed", forgetful)
     assert said in refusal(tiny_model, adapter, in_tmp / "model")
 
 
