@@ -14,11 +14,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from praison_agent_rl.process_settings import best_device, child_environment
+
 _POLL_SECONDS = 0.5
 
-_QUIET_CPU: dict[str, str] = {
-    # Threads that wait by spinning make generation up to 25 times slower as soon as a core is shared (DESIGN).
-    "OMP_WAIT_POLICY": "PASSIVE",
+_QUIET: dict[str, str] = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",
@@ -28,16 +28,23 @@ _QUIET_CPU: dict[str, str] = {
 
 
 def start_child(
-    module: str, arguments: Sequence[str] = (), *, log: Path, env: Mapping[str, str] | None = None
+    module: str,
+    arguments: Sequence[str] = (),
+    *,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    device: str | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m module arguments...`` with its output appended to ``log``; it ends when this process does.
 
-    The child sees the modules that this process sees, and its waiting threads sleep instead of spinning. Variables that
-    the user has set are kept, but for those in ``env``.
+    The child sees the modules that this process sees. One that computes on a CPU gets the threads that the machine has
+    cores for (``process_settings``); ``device`` is by default the one that this machine shows. Variables that the user
+    has set are kept, but for those in ``env``.
     """
     # The current folder comes last: there a rewards module is found, but a file such as datasets.py hides no package.
     search_path = os.pathsep.join(dict.fromkeys([*(entry or os.getcwd() for entry in sys.path), os.getcwd()]))
-    environment = {**_QUIET_CPU, **os.environ, "PYTHONPATH": search_path, **(env or {})}
+    settings = child_environment(device=device or best_device())
+    environment = {**_QUIET, **os.environ, **settings, "PYTHONPATH": search_path, **(env or {})}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         return subprocess.Popen(

@@ -45,7 +45,7 @@ def data(
 
 
 def _show_machine() -> None:
-    from praison_agent_rl.doctor import examine
+    from praison_agent_rl.doctor import examine, examine_processes
 
     facts, parts = examine()
     table = _plain_table()
@@ -57,6 +57,16 @@ def _show_machine() -> None:
     for part in parts:
         state.add_row(part.name, "[green]ready[/green]" if part.ready else "[yellow]no[/yellow]", escape(part.lacks))
     console.print(state)
+    settings, warning = examine_processes()
+    given = Table("processes that compute", "", box=None)
+    given.add_column("why", overflow="fold")
+    for setting in settings:
+        given.add_row(setting.name, setting.value or "unset", escape(setting.why))
+    if not settings:
+        given.add_row("nothing is set", "", "they compute on a GPU")
+    console.print(given)
+    if warning:
+        _say(f"warning: {warning}", style="yellow")
 
 
 def _show_supply(supply: "Supply") -> None:

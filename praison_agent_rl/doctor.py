@@ -8,7 +8,15 @@ from pathlib import Path
 from praison_agent_rl.errors import PraisonRLError
 from praison_agent_rl.estimate import free_disk, total_memory
 from praison_agent_rl.models import EMBEDDED, find_weights
-from praison_agent_rl.planning import best_device, library_versions
+from praison_agent_rl.planning import library_versions
+from praison_agent_rl.process_settings import (
+    Setting,
+    best_device,
+    choose_settings,
+    describe_cores,
+    find_cores,
+    too_many_threads,
+)
 from praison_agent_rl.records import Record
 
 _NEEDS = {
@@ -39,12 +47,23 @@ def examine() -> tuple[dict[str, str], list[Part]]:
     memory = total_memory()
     facts = {
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "cores": describe_cores(find_cores()),
         "memory": f"{memory / 2**30:.0f} GiB" if memory else "unknown",
         "free disk here": f"{free_disk(Path.cwd()) / 2**30:.0f} GiB",
         "GPU": "yes" if best_device() == "cuda" else "none seen",
         **library_versions(),
     }
     return facts, [*(_part(name, modules) for name, modules in _NEEDS.items()), _embedded()]
+
+
+def examine_processes() -> tuple[list[Setting], str | None]:
+    """What our processes that compute are given here and why, and a warning where torch would start too many threads.
+
+    The warning is of this environment as it is: of a process that we do not start, or of what the user has set.
+    """
+    cores, device = find_cores(), best_device()
+    warning = too_many_threads(cores, os.environ) if device == "cpu" else None
+    return choose_settings(device=device, cores=cores, given=os.environ), warning
 
 
 def _part(name: str, modules: tuple[str, ...]) -> Part:

@@ -5,7 +5,6 @@ Every check is made even if an earlier one failed, so that all that is wrong is 
 
 import contextlib
 import importlib.metadata
-import os
 import platform
 import secrets
 import shutil
@@ -38,6 +37,7 @@ from praison_agent_rl.preflight import (
     check_packages,
     check_tokenizer,
 )
+from praison_agent_rl.process_settings import best_device as best_device  # told on
 from praison_agent_rl.records import GateRules, Plan, PlannedReward
 from praison_agent_rl.rewards import Reward, prepare, require, resolve_all
 from praison_agent_rl.runs import HOME, RunFolder, now, slug, write_record
@@ -304,17 +304,6 @@ def library_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def best_device() -> str:
-    """``cuda`` where this machine shows a GPU to processes, else ``cpu``; asked without importing torch.
-
-    ``PRAISON_AGENT_RL_DEVICE`` decides if it is set.
-    """
-    if given := os.environ.get("PRAISON_AGENT_RL_DEVICE"):
-        return given
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return "cuda" if Path("/proc/driver/nvidia/version").exists() and not hidden else "cpu"
 
 
 def _readable_data(raw: Mapping[Any, Any]) -> Any:

@@ -242,8 +242,19 @@ def test_waiting_threads_of_the_child_sleep_and_nothing_reports_home(modules, tm
     write_module(modules, "show", SHOW_ENVIRONMENT)
     for name in QUIET:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PRAISON_AGENT_RL_DEVICE", "cpu")
     seen = json.loads(outcome(tmp_path, "show")[1])
     assert [seen[name] for name in QUIET] == ["PASSIVE", "false", "1", "1"]
+
+
+def test_a_child_that_computes_on_a_gpu_keeps_its_threads_as_they_are(modules, tmp_path, monkeypatch):
+    write_module(modules, "show", SHOW_ENVIRONMENT)
+    for name in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    seen = json.loads(outcome(tmp_path, "show", device="cuda")[1])
+    assert not any(name.startswith(("OMP_", "GOMP_", "MKL_")) for name in seen)
+    assert seen["TOKENIZERS_PARALLELISM"] == "false"
+    assert "OMP_NUM_THREADS" in json.loads((outcome(tmp_path, "show", device="cpu")[1]).splitlines()[-1])
 
 
 def test_values_that_the_user_has_set_win(modules, tmp_path, monkeypatch):

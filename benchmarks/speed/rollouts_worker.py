@@ -1,0 +1,96 @@
+"""A measuring process that samples completions, by transformers' ``generate`` or by this package, each time it is told.
+
+Nothing ends a completion before its last token, so that all sample the same number of tokens.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .channel import Channel, measured
+
+VARIANTS = ("generate-fp32", "generate-bf16", "ours-fp32", "ours-bf16", "ours-int8")
+_FORMATS = {"fp32": "float32", "bf16": "bfloat16", "int8": "float32"}
+
+Sample = Callable[[], int]
+"""Sample one completion for each prompt, and give back the number of tokens."""
+
+
+def sample(channel: Channel, job: dict[str, Any]) -> None:
+    """Sample once, each time; tell seconds and tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from .material import exact_prompts
+
+    engine, numbers = job["variant"].split("-")
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, _FORMATS[numbers])).eval()
+    tokenizer = AutoTokenizer.from_pretrained(job["model"], padding_side="left")
+    distinct = job["rows"] if job["distinct"] else 1
+    messages = exact_prompts(tokenizer, tokens=job["prompt_tokens"], count=distinct)
+    ids = [
+        tokenizer.apply_chat_template(m, add_generation_prompt=True, return_dict=True)["input_ids"] for m in messages
+    ]
+    prompts = [list(ids[row % distinct]) for row in range(job["rows"])]
+    once = (_by_generate if engine == "generate" else _by_ours)(model, prompts, job["new_tokens"], numbers)
+    torch.manual_seed(0)
+    channel.say(ready=True)
+    while True:
+        channel.wait()
+        began = time.perf_counter()
+        tokens = once()
+        seconds = time.perf_counter() - began
+        channel.say(seconds=seconds, tokens=tokens)
+
+
+def _by_generate(model: Any, prompts: list[list[int]], new_tokens: int, numbers: str) -> Sample:
+    import torch
+
+    settings = _endless(model, new_tokens)
+    ids = torch.tensor(prompts)
+
+    def once() -> int:
+        with torch.inference_mode():
+            output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+        return int(output.size(0) * (output.size(1) - ids.size(1)))
+
+    return once
+
+
+def _by_ours(model: Any, prompts: list[list[int]], new_tokens: int, numbers: str) -> Sample:
+    """This package's sampler, of which all that is known here is in this function.
+
+    Raises:
+        LookupError: this version does not have it.
+    """
+    from praison_agent_rl import rollouts
+
+    if hasattr(rollouts, "sample"):
+        sampling = rollouts.Sampling(max_tokens=new_tokens, seed=0)
+        options = {"weights": "int8"} if numbers == "int8" else {}  # to be named as rollouts.sample names it
+        return lambda: sum(map(len, rollouts.sample(model, prompts, sampling, **options).ids))
+    if numbers == "int8":
+        raise LookupError("this version does not sample in int8")
+    from praison_agent_rl.shared_prefix import sample_completions
+
+    settings = _endless(model, new_tokens)
+    return lambda: sum(map(len, sample_completions(model, prompts, generation_config=settings, pad=0, eos=())))
+
+
+def _endless(model: Any, new_tokens: int) -> Any:
+    from transformers import GenerationConfig
+
+    model.generation_config.eos_token_id = None
+    return GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=new_tokens,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+
+
+if __name__ == "__main__":
+    measured(sample)
