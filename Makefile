@@ -50,7 +50,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/step_speed.py
+	$(BIN)/python -m benchmarks.speed
 
 clean:
 	rm -rf $(VENV) .praisonai build dist *.egg-info

@@ -10,7 +10,6 @@ from typing import Any
 from .channel import Channel, measured
 
 VARIANTS = ("generate-fp32", "generate-bf16", "ours-fp32", "ours-bf16", "ours-int8")
-_FORMATS = {"fp32": "float32", "bf16": "bfloat16", "int8": "float32"}
 
 Sample = Callable[[], int]
 """Sample one completion for each prompt, and give back the number of tokens."""
@@ -24,7 +23,9 @@ def sample(channel: Channel, job: dict[str, Any]) -> None:
     from .material import exact_prompts
 
     engine, numbers = job["variant"].split("-")
-    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, _FORMATS[numbers])).eval()
+    # ours keeps the policy's float32 weights and samples with a copy in fewer bits
+    stored = torch.bfloat16 if (engine, numbers) == ("generate", "bf16") else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=stored).eval()
     tokenizer = AutoTokenizer.from_pretrained(job["model"], padding_side="left")
     distinct = job["rows"] if job["distinct"] else 1
     messages = exact_prompts(tokenizer, tokens=job["prompt_tokens"], count=distinct)
@@ -58,23 +59,15 @@ def _by_generate(model: Any, prompts: list[list[int]], new_tokens: int, numbers:
 
 
 def _by_ours(model: Any, prompts: list[list[int]], new_tokens: int, numbers: str) -> Sample:
-    """This package's sampler, of which all that is known here is in this function.
+    """This package's sampler, of which all that is known here is in this function."""
+    from praison_agent_rl.decoding.loop import draw
+    from praison_agent_rl.decoding.weights import SamplingModel
+    from praison_agent_rl.rollouts import Sampling
 
-    Raises:
-        LookupError: this version does not have it.
-    """
-    from praison_agent_rl import rollouts
-
-    if hasattr(rollouts, "sample"):
-        sampling = rollouts.Sampling(max_tokens=new_tokens, seed=0)
-        options = {"weights": "int8"} if numbers == "int8" else {}  # to be named as rollouts.sample names it
-        return lambda: sum(map(len, rollouts.sample(model, prompts, sampling, **options).ids))
-    if numbers == "int8":
-        raise LookupError("this version does not sample in int8")
-    from praison_agent_rl.shared_prefix import sample_completions
-
-    settings = _endless(model, new_tokens)
-    return lambda: sum(map(len, sample_completions(model, prompts, generation_config=settings, pad=0, eos=())))
+    sampler = SamplingModel(model, {"fp32": "own", "bf16": "bfloat16", "int8": "int8"}[numbers])  # type: ignore[arg-type]
+    sampler.refresh()
+    sampling = Sampling(max_tokens=new_tokens)  # no token ends a completion
+    return lambda: sum(map(len, draw(sampler, prompts, sampling, pad=0).ids))
 
 
 def _endless(model: Any, new_tokens: int) -> Any:

@@ -13,7 +13,12 @@ from typing import Any, ClassVar
 from .channel import Channel, measured
 
 STEPS = 200
-OURS = {"ours": {}, "ours-int8": {"sampler": "int8", "bf16": True}, "ours-unshared": {}}
+OURS: dict[str, dict[str, Any]] = {
+    "ours": {"sampler": "exact"},
+    "ours-int8": {"sampler": "int8", "bf16": True},
+    "ours-auto": {},  # samples by transformers' generate, as TRL does, so that the first step can be compared
+    "ours-unshared": {},
+}
 TRL: dict[str, dict[str, Any]] = {
     "trl": {},  # its own defaults: gradient checkpointing, and bfloat16 autocast on a CPU too
     "trl-fp32": {"bf16": False},
