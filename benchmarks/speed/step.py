@@ -58,7 +58,7 @@ def _lengths(steps: list[dict[str, Any]]) -> list[float]:
 
 def _alike(found: Mapping[str, Any]) -> dict[str, Any] | None:
     """The variant of ours that draws with TRL's random numbers; any other samples other completions."""
-    return found.get("ours-auto") or found.get("ours")
+    return found.get("ours-auto")
 
 
 def same_to_four_digits(ours: dict[str, Any], theirs: dict[str, Any]) -> bool | None:
