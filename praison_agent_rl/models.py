@@ -238,7 +238,7 @@ def load_scorer(
     options = _load_options(config, device=device, full_precision=full_precision)
     torch.manual_seed(config.seed)
     asked = {**options, "num_labels": 1, "output_loading_info": True}
-    with _without_head_report():
+    with only_errors_of("transformers.modeling_utils"):  # it warns that the head is new, which is why it is trained
         model, found = _loaded(AutoModelForSequenceClassification, source, asked)
     if (missing := sorted(found["missing_keys"])) and not new_head:
         raise ModelError(
@@ -278,9 +278,9 @@ def _loaded(kind: Any, source: str, options: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _without_head_report() -> Iterator[None]:
-    """Transformers warns that the head is new, which is why it is trained."""
-    logger = logging.getLogger("transformers.modeling_utils")
+def only_errors_of(name: str) -> Iterator[None]:
+    """The logger ``name`` says nothing of warnings that are true and mean nothing here."""
+    logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:

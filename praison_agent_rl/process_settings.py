@@ -18,8 +18,8 @@ Measured in a decoding loop of 30 layers of width 576 on 2 cores of an AMD EPYC,
 two rounds alone and two with other work on the machine (``benchmarks/speed/threads.py``):
 libgomp's default of 300,000: 29 and 36 (215 and 265) alone, 136 and 336 (300 and 1703) beside others; PASSIVE, so
 none: 35 and 42 (247 and 265), 51 and 61 (426 and 488); 1000: 29 and 30 (231 and 230), 39 and 73 (439 and 285);
-10,000: 27 and 28 (203 and 207), 142 and 128 (293 and 657). So 1000 costs nothing where the cores are free, and little
-where they are not.
+10,000: 27 and 28 (203 and 207), 142 and 128 (293 and 657). So 1000 seemed to
+cost little in either case; two later rounds on busy cores saw no gain over PASSIVE alone.
 Not set, since it changed nothing measurable there: KMP_BLOCKTIME (there is no Intel OpenMP in the wheel),
 MKL_NUM_THREADS (MKL takes OMP_NUM_THREADS), MALLOC_ARENA_MAX, OMP_PROC_BIND (alone as fast; beside others twice as
 slow). Allocators by LD_PRELOAD and NUMA hints were not there to be measured.

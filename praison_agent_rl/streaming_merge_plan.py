@@ -4,15 +4,13 @@ The model is built without memory (torch's meta device), so PEFT itself says whi
 scaled, and transformers itself says which tensor on disk becomes which of the model.
 """
 
-import contextlib
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ModelError
+from praison_agent_rl.models import only_errors_of
 from praison_agent_rl.streaming_merge_files import FLOATS, INDEX, SINGLE, Stored, tensors_of
 from praison_agent_rl.weight_files import read_config
 
@@ -149,7 +147,7 @@ def _empty_model(base: str, config: TrainConfig, *, scorer: bool) -> tuple[Any, 
     kind: Any = AutoModelForSequenceClassification if scorer else AutoModelForCausalLM
     options: dict[str, Any] = {"num_labels": 1} if scorer else {}
     try:
-        with _quiet("transformers"):
+        with only_errors_of("transformers"):  # of a model without numbers
             model, found = kind.from_pretrained(
                 base, revision=config.revision, dtype="auto", device_map="meta", output_loading_info=True, **options
             )
@@ -158,18 +156,6 @@ def _empty_model(base: str, config: TrainConfig, *, scorer: bool) -> tuple[Any, 
     if found["mismatched_keys"]:
         raise CannotStream("tensors of the base have other shapes than its config says")
     return model, set(found["missing_keys"])
-
-
-@contextlib.contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """A model without numbers gives warnings that are true of it and mean nothing here."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _names_on_disk(model: Any, shards: list[Path]) -> tuple[dict[str, Stored], dict[str, str]]:

@@ -1,7 +1,7 @@
 """Start ``vllm serve`` for base weights, and load and unload adapters while it runs: many versions, one server.
 
 vLLM may be installed in an environment of its own, as its libraries seldom agree with those that train. How it is
-started and asked is held by tests with a stand-in; no GPU was there to run vLLM itself when they were written.
+started and asked is held by tests with a stand-in, and by ``make test-vllm`` with vLLM on a CPU; none ran on a GPU.
 """
 
 import contextlib

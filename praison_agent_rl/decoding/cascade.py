@@ -138,8 +138,10 @@ def cascade_attention(
     Raises:
         NotImplementedError: the model asks for what this attention does not do.
     """
-    if dropout or query.size(2) != 1 or (unknown := [name for name in _UNKNOWN if asked.get(name) is not None]):
-        raise NotImplementedError(f"attention over shared prompts knows no {unknown if not dropout else 'dropout'}")
+    unknown = [name for name in _UNKNOWN if asked.get(name) is not None]
+    unknown += ["dropout"] * bool(dropout) + ["more than one token of a row"] * (query.size(2) != 1)
+    if unknown:
+        raise NotImplementedError(f"attention over shared prompts knows no {', '.join(unknown)}")
     layer, places = cascade.layers[module.layer_idx], cascade.places
     rows, heads, _, size = query.shape
     prompts, kinds, length, _ = layer.keys.shape

@@ -59,7 +59,6 @@ class _Drawn:
         self.sampling = sampling
         self.length = 0
         self._warpers = _warpers(sampling)
-        self._prompts = prompts
         self._rows = list(range(len(prompts)))
         self._since: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._ids: list[list[int]] = [[] for _ in prompts]

@@ -5,6 +5,7 @@ What samples is a second tree of modules over the same parameters, in which adap
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -16,13 +17,21 @@ Precision = Literal["own", "bfloat16", "int8"]
 """What linear layers multiply in: the weights' own format, or fewer bits."""
 
 
-class LinearInBfloat16(nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """A linear layer that multiplies in bfloat16, with sums in float32 (oneDNN), between activations as they were."""
+class LinearInFewerBits(nn.Module, ABC):  # type: ignore[misc]  # torch is not typed here
+    """A linear layer over the weights of another."""
 
     def __init__(self, source: nn.Linear) -> None:
         super().__init__()
         self.source = source
         self.refresh()
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Take the weights that the source has now."""
+
+
+class LinearInBfloat16(LinearInFewerBits):
+    """A linear layer that multiplies in bfloat16, with sums in float32 (oneDNN), between activations as they were."""
 
     def refresh(self) -> None:
         """Take the weights that the source has now."""
@@ -34,16 +43,11 @@ class LinearInBfloat16(nn.Module):  # type: ignore[misc]  # torch is not typed h
         return functional.linear(states.to(torch.bfloat16), self.low, self.bias).to(states.dtype)
 
 
-class LinearInInt8(nn.Module):  # type: ignore[misc]
+class LinearInInt8(LinearInFewerBits):
     """A linear layer whose weights are 8-bit integers with a scale for each output, and whose inputs become so too.
 
     FBGEMM's dynamic quantisation, which PyTorch has for CPUs: sums are of 32-bit integers.
     """
-
-    def __init__(self, source: nn.Linear) -> None:
-        super().__init__()
-        self.source = source
-        self.refresh()
 
     def refresh(self) -> None:
         """Take the weights that the source has now."""
@@ -60,7 +64,7 @@ class LinearInInt8(nn.Module):  # type: ignore[misc]
         return multiplied.to(states.dtype)
 
 
-_LINEAR = {"bfloat16": LinearInBfloat16, "int8": LinearInInt8}
+_LINEAR: dict[str, type[LinearInFewerBits]] = {"bfloat16": LinearInBfloat16, "int8": LinearInInt8}
 
 
 class SamplingModel:
@@ -73,27 +77,30 @@ class SamplingModel:
     def __init__(self, policy: Any, precision: Precision = "own") -> None:
         shared: dict[int, Any] = {id(each): each for each in (*policy.parameters(), *policy.buffers())}
         self.model = copy.deepcopy(policy, memo=shared)
-        self._lower: list[Any] = []
+        self._moving: list[LinearInFewerBits] = []
+        adapted = {id(layer.get_base_layer()) for layer in self.model.modules() if _is_adapted(layer)}
         _replace(self.model, _is_adapted, lambda layer: layer.get_base_layer())
         if precision != "own":
-            _replace(self.model, lambda layer: type(layer) is nn.Linear, self._in(_LINEAR[precision]))
+            _replace(self.model, lambda layer: type(layer) is nn.Linear, self._in(_LINEAR[precision], adapted))
         self.model.eval()
         self.attention: str = getattr(self.model.config.get_text_config(), "_attn_implementation", "sdpa")
         """The attention that prompts are computed with."""
 
     def refresh(self) -> None:
         """Take the weights as they are now: those of another step."""
-        for layer in self._lower:
+        for layer in self._moving:
             layer.refresh()
 
     def attend(self, name: str) -> None:
         """Use the attention called ``name`` from now on."""
         self.model.set_attn_implementation(name)
 
-    def _in(self, lower: Any) -> Callable[[nn.Linear], nn.Module]:
+    def _in(self, kind: type[LinearInFewerBits], adapted: set[int]) -> Callable[[nn.Linear], nn.Module]:
         def replaced(layer: nn.Linear) -> nn.Module:
-            self._lower.append(lower(layer))
-            return self._lower[-1]
+            lower = kind(layer)
+            if id(layer) in adapted or layer.weight.requires_grad:  # what is frozen needs no other look
+                self._moving.append(lower)
+            return lower
 
         return replaced
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from praison_agent_rl.decoding.cascade import Places, places_of
+from praison_agent_rl.decoding.cascade import Places, cascade_attention, places_of
 from praison_agent_rl.decoding.loop import draw
 from praison_agent_rl.decoding.weights import SamplingModel
 from praison_agent_rl.rewards import Reward
@@ -45,6 +45,17 @@ def test_rows_stand_beside_those_of_their_prompt():
     assert places_of([0, 0, 1, 1], 2, "cpu") == Places(None, None, 2)
     ragged = places_of([0, 1, 0, 0], 2, "cpu")
     assert (ragged.grid.tolist(), ragged.of_row.tolist(), ragged.width) == ([[0, 2, 3], [1, 0, 0]], [0, 3, 1, 2], 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "said"),
+    [({"softcap": 30.0}, 1, "softcap"), ({"dropout": 0.1}, 1, "dropout"), ({}, 2, "more than one token of a row")],
+    ids=str,
+)
+def test_an_attention_that_it_does_not_know_is_refused(asked, tokens, said):
+    states = torch.zeros(1, 1, tokens, 4)
+    with pytest.raises(NotImplementedError, match=said):
+        cascade_attention(None, states, states, states, None, cascade=None, **asked)
 
 
 def test_without_chance_it_writes_what_generate_writes(policy):

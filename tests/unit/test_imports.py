@@ -219,7 +219,7 @@ ALLOWED: dict[str, set[str]] = {
     "preflight": {*LOW, "shown", "config", "config_keys", "weight_files"},
     "models": {*LOW, "config", "records", "runs", "endpoints", "swap", "preflight", "weight_files"},
     "streaming_merge_files": {*LOW, "weight_files"},
-    "streaming_merge_plan": {*LOW, "config", "streaming_merge_files", "weight_files"},
+    "streaming_merge_plan": {*LOW, "models", "config", "streaming_merge_files", "weight_files"},
     "streaming_merge_proof": {*LOW, "streaming_merge_files", "streaming_merge_plan"},
     "streaming_merge": {*LOW, "config", "estimate", "models", "streaming_merge_files", "streaming_merge_plan"},
     "merging": {
