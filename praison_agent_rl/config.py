@@ -214,9 +214,16 @@ class TrainConfig(BaseModel):
     """Seed of weights and sampling."""
     data_seed: Whole | None = None
     """Seed of the order of prompts; by default ``seed``."""
-    sampler: Literal["auto", "exact", "bfloat16", "int8"] = "auto"
-    """What draws completions on a CPU: ``auto`` is generate of transformers; the others are a faster loop, exact or
-    with weights in fewer bits, whose completions are weighted by the log-probabilities that they were drawn with."""
+    sampler: Literal["auto", "exact", "bfloat16", "int8", "vllm"] = "auto"
+    """What draws completions: ``auto`` is generate of transformers; ``exact``, ``bfloat16`` and ``int8`` are a faster
+    loop on a CPU, with the weights as they are or in fewer bits; ``vllm`` is a server that gets each policy as an
+    adapter. Completions are weighted by the log-probabilities that they were drawn with where these are others."""
+    vllm_server_base_url: str | None = None
+    """The vLLM server of ``sampler: vllm`` (or of TRL's ``vllm_mode: server``); without it one is started here."""
+    vllm_server_sees: str | None = None
+    """Path by which that server sees the folder ``policies`` of the run, where it is another than here."""
+    vllm_server_options: list[str] | None = None
+    """Further arguments of ``vllm serve`` for the server that is started here."""
     curriculum: bool = True
     """From the second pass on, draw prompts less whose answers all scored the same, and others in their places."""
     logging_steps: Steps = 1
@@ -313,6 +320,11 @@ class TrainConfig(BaseModel):
         """Distinct prompts in one generation batch of one process."""
         return values.generation_batch(dict(self)) // self.num_generations
 
+    @property
+    def uses_vllm(self) -> bool:
+        """Whether vLLM draws completions, in the process that trains or as a server."""
+        return self.fast_inference or self.sampler == "vllm"
+
     def check_prompt_count(self, count: int) -> None:
         """Raise ``ConfigError`` where ``count`` training prompts do not fill one generation batch."""
         if self.method == "grpo" and count < self.prompts_per_batch:
@@ -384,7 +396,7 @@ class TrainConfig(BaseModel):
 
         ``TrainConfig.load`` reads it again, without a note, as long as nothing in it lived in memory.
         """
-        idle = set() if self.fast_inference else {"gpu_memory_utilization", "max_lora_rank"}
+        idle = set() if self.uses_vllm else {"gpu_memory_utilization", "max_lora_rank"}
         hidden = {"extra", "notes", *keys.NOT_FOR[self.method], *idle}
         shown = {name: value for name, value in self if value is not None and name not in hidden}
         if "dataset" in shown and not isinstance(self.dataset, str) and not values.is_specs(self.dataset):

@@ -94,8 +94,8 @@ _OF_ANSWERS = _kinds(
 ).keys()
 """How held-out answers are asked for and scored, whatever the policy was trained by."""
 _OF_GRPO = _kinds(
-    key="""max_prompt_length fast_inference gpu_memory_utilization max_lora_rank sampler curriculum watch watch_prompts
-        watch_steps patience"""
+    key="""max_prompt_length fast_inference gpu_memory_utilization max_lora_rank sampler vllm_server_sees
+        vllm_server_options curriculum watch watch_prompts watch_steps patience"""
 ).keys()
 NOT_FOR = {
     "grpo": frozenset({"max_length"}),

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from . import config_keys as keys
 from .shown import shown
+from .vllm_adapters import why_not_servable
 
 if TYPE_CHECKING:
     from .config import TrainConfig
@@ -181,8 +182,10 @@ def adapt_defaults(config: TrainConfig, given: Collection[str]) -> Adapted:
         notes.append("`warmup_steps` does nothing with lr_scheduler_type constant; constant_with_warmup uses it.")
     if config.held_out == 0:
         notes.append("`held_out` is 0, so no prompts are left to compare the trained model with the base on.")
-    if not config.fast_inference and given & {"gpu_memory_utilization", "max_lora_rank"}:
+    if not config.uses_vllm and given & {"gpu_memory_utilization", "max_lora_rank"}:
         notes.append("`gpu_memory_utilization` and `max_lora_rank` do nothing without fast_inference.")
+    if config.sampler != "vllm" and (idle := sorted(given & {"vllm_server_sees", "vllm_server_options"})):
+        notes.append(f"{' and '.join(f'`{name}`' for name in idle)} does nothing without `sampler: vllm`.")
     if config.method != "grpo":
         return Adapted(updates, notes)
     if config.max_completion_length >= config.max_seq_length > 1 and "max_completion_length" not in given:
@@ -312,12 +315,42 @@ def _grpo_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
             ("auto_find_batch_size",),
             "auto_find_batch_size would break prompt groups; remove it and lower per_device_train_batch_size",
         )
-    if c.fast_inference and c.max_lora_rank is not None and c.max_lora_rank < c.lora_r:
+    if c.fast_inference and c.sampler != "auto":
+        yield (
+            ("fast_inference", "sampler"),
+            f"fast_inference samples with vLLM in the process that trains, and sampler {c.sampler!r} otherwise; keep "
+            "one of them",
+        )
+    if c.sampler == "vllm":
+        yield from _server_conflicts(c)
+    if c.uses_vllm and c.max_lora_rank is not None and c.max_lora_rank < c.lora_r:
         yield (
             ("max_lora_rank", "lora_r", "fast_inference"),
             f"max_lora_rank {c.max_lora_rank} is below lora_r {c.lora_r}, so vLLM would refuse the adapter; raise it",
         )
     yield from _batch_conflicts(c)
+
+
+def _server_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+    if c.vllm_server_base_url and c.vllm_server_options:
+        yield (
+            ("vllm_server_base_url", "vllm_server_options"),
+            f"vllm_server_options are for a server that is started here, and {c.vllm_server_base_url} runs already; "
+            "keep one of them",
+        )
+    if c.vllm_server_sees and not c.vllm_server_base_url:
+        yield (
+            ("vllm_server_sees",),
+            "vllm_server_sees is for a server that runs elsewhere; give its vllm_server_base_url too, or remove it",
+        )
+    if c.extra.get("generation_kwargs"):
+        yield (
+            ("generation_kwargs", "sampler"),
+            "generation_kwargs are for generate of transformers, and a vLLM server is not told them; remove them, or "
+            "sampler",
+        )
+    if reason := why_not_servable(c.lora_arguments()):
+        yield ("sampler",), f"sampler 'vllm' cannot serve the adapter: {reason}; change the adapter, or remove sampler"
 
 
 def _batch_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:

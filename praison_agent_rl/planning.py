@@ -42,6 +42,7 @@ from praison_agent_rl.records import GateRules, Plan, PlannedReward
 from praison_agent_rl.rewards import Reward, prepare, require, resolve_all
 from praison_agent_rl.runs import HOME, RunFolder, now, slug, write_record
 from praison_agent_rl.short_trials import SHORT, short_trial
+from praison_agent_rl.vllm_serving import find_vllm
 from praison_agent_rl.watch_rows import put_aside
 from praison_agent_rl.weight_files import read_config
 
@@ -330,6 +331,8 @@ def _check_runnable(config: TrainConfig) -> None:
             f"resume_from_checkpoint={config.resume_from_checkpoint!r}: a run is continued as it was planned, by "
             "`praison-agent-rl train --resume RUN` with the run's folder; take the key out of the configuration"
         )
+    if config.sampler == "vllm" and not config.vllm_server_base_url:
+        find_vllm()
 
 
 def _check_limits(limits: Mapping[str, float]) -> None:

@@ -66,8 +66,12 @@ class VllmSampler:
         base: str,
         run_id: str,
         patience: Patience = Patience(),
+        tell: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """``folder`` gets an adapter for each policy, ``base`` is the folder or hub name of the trained weights."""
+        """``folder`` gets an adapter for each policy, ``base`` is the folder or hub name of the trained weights.
+
+        ``tell`` hears why completions begin to come without log-probabilities.
+        """
         keep_loopback_off_proxies()
         self.note: str | None = None
         """Why the last completions came without log-probabilities; None if they came with them."""
@@ -77,6 +81,7 @@ class VllmSampler:
         self._base = base
         self._run_id = re.sub(r"[^\w.-]+", "-", run_id)
         self._patience = patience
+        self._tell = tell
         self._offered: tuple[int, str] | None = None
         self._processed: bool | None = None
 
@@ -162,7 +167,9 @@ class VllmSampler:
         if not prompts:
             return Sampled([], [])
         name = self._offered[1]
-        self.note = self._why_unknown(name, list(prompts[0]), sampling)
+        before, self.note = self.note, self._why_unknown(name, list(prompts[0]), sampling)
+        if self.note and self.note != before:
+            self._tell(self.note)
         starts, groups, row = [], [], 0
         for prompt, equal in itertools.groupby(map(list, prompts)):
             starts.append(row)

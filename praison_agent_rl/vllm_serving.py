@@ -137,7 +137,7 @@ def find_vllm() -> str:
     if found is None:
         raise MissingExtra(
             f"there is no command {given or 'vllm'!r}; install vLLM, in an environment of its own if it must be, and "
-            f"set {EXECUTABLE} to the command, or leave backend='vllm' out"
+            f"set {EXECUTABLE} to the command, or leave 'vllm' out"
         )
     return found
 

@@ -28,9 +28,10 @@ from praison_agent_rl.shared_prefix import completion_states, sample_completions
 from praison_agent_rl.step_measures import measure, text_of
 from praison_agent_rl.training.adapters import check_tensors, check_weights, publish_adapter, save_adapter
 from praison_agent_rl.training.checkpoints import is_last, newest_whole_checkpoint, step_of
-from praison_agent_rl.training.drawing import DrawingTrainer
+from praison_agent_rl.training.drawing import SAMPLERS, DrawingTrainer
 from praison_agent_rl.training.events import EventWriter
 from praison_agent_rl.training.exactness import why_measured_otherwise, why_not_shared
+from praison_agent_rl.training.policy_server import policy_server
 from praison_agent_rl.training.sampling import signals_of, tell_signals
 from praison_agent_rl.training.scoring import caller_of, tell_rewards
 from praison_agent_rl.training.skipping import Scores
@@ -76,7 +77,7 @@ def train_grpo(
     if checkpoint and (is_last(checkpoint, config.max_steps) or stopped_at(run, step_of(checkpoint))):
         _finish_from(checkpoint, tokenizer, run, config)
         return
-    with memory_told(run, rewards):
+    with memory_told(run, rewards), policy_server(run, config, source) as server:
         kept, model = _prepared(run, rows, tokenizer, config)
         signals = signals_of(run, kept, rewards, checkpoint)
         trainer = PolicyTrainer(
@@ -92,6 +93,7 @@ def train_grpo(
             share=share,
             longest=config.max_seq_length,
             sampler=config.sampler,
+            server=server,
         )
         for name, without in told(PolicyTrainer).items():
             if name == "_tokenize_prompts" and plan.tools:
@@ -145,7 +147,7 @@ class PolicyTrainer(DrawingTrainer):
         self.shown_tools = list(shown_tools)
         self.not_shared_because = self._why_not_shared(longest) if share else "it was asked not to"
         self.not_drawn_because: str | None = None
-        if self.sampler != "auto":
+        if self.sampler in SAMPLERS:
             self.not_drawn_because = self.not_shared_because or self.why_not_drawn(self._policy())
 
     def measured(self) -> dict[str, float | None]:
@@ -182,12 +184,15 @@ class PolicyTrainer(DrawingTrainer):
 
     def _generate_single_turn(self, *given: Any, **options: Any) -> tuple[list[list[int]], Any]:
         prompt_ids: list[list[int]] = options["prompt_ids"] if "prompt_ids" in options else given[0]
+        if self.server is not None:
+            served = self._served(self.server, prompt_ids)
+            return served.ids, served.log_probs
         otherwise = self.not_shared_because or self.use_vllm or self.use_transformers_continuous_batching
         if otherwise or self.generation_config.cache_implementation or min(map(len, prompt_ids)) < 2:
             result: tuple[list[list[int]], Any] = super()._generate_single_turn(*given, **options)
             return result
         with self._ready_to_sample() as policy:
-            if self.sampler != "auto" and not self.not_drawn_because:
+            if self.sampler in SAMPLERS and not self.not_drawn_because:
                 sampled = self._drawn(policy, prompt_ids)
                 return sampled.ids, None if self.sampler == "exact" else sampled.log_probs
             completions = sample_completions(
