@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from praison_agent_rl.decoding.cascade import NAME, CascadeCache
 from praison_agent_rl.decoding.weights import SamplingModel
@@ -13,6 +14,8 @@ from praison_agent_rl.shared_prefix import TokenIds, group_equal, prefill
 
 _LOOK_EVERY = 8
 """Tokens between two looks at which rows have ended."""
+_BLOCK = 256
+"""Tokens of the vocabulary whose probabilities are summed up before one of them is drawn."""
 
 
 def draw(sampler: SamplingModel, prompts: Sequence[TokenIds], sampling: Sampling, *, pad: int) -> Sampled:
@@ -90,16 +93,14 @@ class _Drawn:
         if self.sampling.temperature == 0:
             best, tokens = logits.log_softmax(-1).max(-1)
             return tokens, best
-        scaled = logits / self.sampling.temperature
+        scaled = logits if self.sampling.temperature == 1 else logits / self.sampling.temperature
         shares = scaled.softmax(-1)
         kept = shares
         for warper in self._warpers:
             scaled = warper(None, scaled)
         if self._warpers:
             kept = scaled.softmax(-1)
-        below = kept.cumsum(-1, dtype=torch.float64)  # by float32 the sum of 50,000 shares is not sure enough
-        at = torch.rand(len(below), 1, dtype=torch.float64, device=below.device) * below[:, -1:]
-        tokens = torch.searchsorted(below, at, right=True)  # "right": never a token of probability 0
+        tokens = _place_in_blocks(kept)
         return tokens[:, 0], shares.gather(1, tokens)[:, 0].log()
 
     def _settle(self) -> None:
@@ -114,6 +115,22 @@ class _Drawn:
             self._ids[row] += more[:length]
             self._log_probs[row] += theirs[:length]
         self._since = []
+
+
+def _place_in_blocks(weights: torch.Tensor) -> torch.Tensor:
+    """As ``_place`` of (rows, many), by the block first and then within it: there is no running sum over all."""
+    rows, width = weights.shape
+    blocks = functional.pad(weights, (0, -width % _BLOCK)).view(rows, -1, _BLOCK)
+    block = _place(blocks.sum(-1))
+    within = _place(blocks[torch.arange(rows, device=weights.device), block[:, 0]])
+    return block * _BLOCK + within
+
+
+def _place(weights: torch.Tensor) -> torch.Tensor:
+    """A place in each row, (rows, 1), drawn with probabilities in the proportion of ``weights``, (rows, places)."""
+    below = weights.cumsum(-1, dtype=torch.float64)
+    at = torch.rand(len(below), 1, dtype=torch.float64, device=below.device) * below[:, -1:]
+    return torch.searchsorted(below, at, right=True)  # "right": never a place of weight 0
 
 
 def _warpers(sampling: Sampling) -> list[Any]:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from praison_agent_rl.decoding import weights
 from praison_agent_rl.decoding.cascade import Places, cascade_attention, places_of
-from praison_agent_rl.decoding.loop import draw
-from praison_agent_rl.decoding.weights import SamplingModel
+from praison_agent_rl.decoding.loop import _place_in_blocks, draw
+from praison_agent_rl.decoding.weights import Bfloat16Linear, PackedLinear, RepackedLinear, SamplingModel
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.rollouts import Sampling
 from praison_agent_rl.shared_prefix import sample_completions
@@ -91,6 +92,36 @@ def test_tokens_come_as_often_as_they_are_likely(policy):
     assert ((counted - likely).abs() < 5 * (likely * (1 - likely) / 4000).sqrt() + 1e-3).all()
 
 
+def test_a_place_is_drawn_as_often_as_its_weight_says_whatever_the_width():
+    torch.manual_seed(3)
+    for width in (3, 256, 300, 1000):
+        shares = torch.zeros(width)
+        shares[[0, width // 2, width - 1]] = torch.tensor([1.0, 2.0, 5.0])
+        drawn = _place_in_blocks(shares.expand(4000, -1))[:, 0]
+        counts = [int((drawn == place).sum()) for place in (0, width // 2, width - 1)]
+        assert sum(counts) == 4000  # never a place of weight 0, nor one beyond the last
+        assert all(abs(count - 500 * share) < 120 for count, share in zip(counts, (1, 2, 5), strict=True))
+
+
+def test_packed_products_are_the_plain_ones_and_follow_their_weights():
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(24, 40)
+    states = torch.randn(2, 3, 24)
+    packed = PackedLinear(layer)
+    for _ in range(2):
+        assert torch.allclose(packed(states), layer(states), rtol=1e-5, atol=1e-6)
+        with torch.no_grad():
+            layer.weight.mul_(3.0)
+        packed.refresh()
+
+
+def test_without_packed_products_weights_stay_as_they_are(policy, monkeypatch):
+    monkeypatch.setattr(weights, "can_pack", lambda dtype: False)
+    kinds = {type(layer) for layer in SamplingModel(policy).model.modules()}
+    assert not any(issubclass(kind, RepackedLinear) for kind in kinds)
+    assert Bfloat16Linear in {type(layer) for layer in SamplingModel(policy, "bfloat16").model.modules()}
+
+
 @pytest.mark.parametrize(
     ("sampling", "allowed"), [({"top_k": 2}, 2), ({"top_p": 1e-6}, 1), ({"min_p": 1.0}, 1)], ids=str
 )
@@ -137,7 +168,7 @@ def test_the_policy_keeps_its_attention_and_its_weights(policy):
 
 
 def learned(root, base, **changes):
-    run = planned(root, base, max_steps=12, watch=False, curriculum=False, max_completion_length=8, **changes)
+    run = planned(root, base, max_steps=36, watch=False, curriculum=False, max_completion_length=8, **changes)
     train_grpo(run, rows_of(), [Reward(lower_case, "lower")])
     return run
 
@@ -146,8 +177,8 @@ def learned(root, base, **changes):
 def test_a_policy_learns_from_what_was_drawn(sampler, tiny_model, in_tmp):
     run = learned(in_tmp / "run", tiny_model, sampler=sampler)
     rewards = [step["reward"] for step in run.steps()]
-    assert len(rewards) == 12 and not [note for note in notes(run) if "is not used" in note]
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3
+    assert len(rewards) == 36 and not [note for note in notes(run) if "is not used" in note]
+    assert sum(rewards[-12:]) / 12 > sum(rewards[:12]) / 12 + 0.05  # a mean of 96 such answers errs by about 0.01
     assert any(tensor.abs().max() > 0 for name, tensor in adapter_of(run).items() if "lora_B" in name)
 
 
