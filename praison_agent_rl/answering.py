@@ -6,6 +6,7 @@ answers is a difference of weights.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from praison_agent_rl.config import TrainConfig
@@ -13,11 +14,14 @@ from praison_agent_rl.data import Row
 from praison_agent_rl.errors import DataError, ModelError
 from praison_agent_rl.models import load_model, load_tokenizer, plain_weights, render_prompts
 from praison_agent_rl.records import Plan
+from praison_agent_rl.rollouts import Sampling
 from praison_agent_rl.shareable import why_not_shareable
 from praison_agent_rl.shared_prefix import completion_states, sample_completions, until_end
 
 if TYPE_CHECKING:
     import torch
+
+    from praison_agent_rl.decoding.weights import SamplingModel
 
 Progress = Callable[[int, int], None]
 
@@ -69,6 +73,19 @@ class Engine:
         """Tokens that a prompt may have."""
         return self.config.max_seq_length - self.config.max_completion_length
 
+    @cached_property
+    def decoder(self) -> "SamplingModel | None":
+        """This package's own decoder of the model as it is now, on a CPU; None where ``generate`` answers."""
+        from praison_agent_rl.decoding.probe import why_not_drawable
+        from praison_agent_rl.decoding.weights import SamplingModel
+
+        if self.model.device.type != "cpu" or getattr(self.model, "is_quantized", False):
+            return None
+        if why_not_shareable(self.model, longest=self.config.max_seq_length):
+            return None
+        decoder = SamplingModel(self.model)
+        return None if why_not_drawable(decoder, self.model) else decoder
+
 
 def load_engine(source: str, plan: Plan) -> Engine:
     """The model of ``source`` with the settings of ``plan``."""
@@ -109,11 +126,11 @@ def answer_rows(
     answers = [RawAnswer(place, sample, "", 0, error=why) for place, why in faults.items() for sample in samples]
     by_length = sorted(prompts, key=lambda place: (len(prompts[place]), place))
     for sample in samples:
-        settings = _settings(engine, sample, manner.at_most)
+        sampling = _sampling(engine, sample, manner.at_most)
         torch.manual_seed(engine.config.seed + sample)
         for start in range(0, len(by_length), _BATCH):
             places = by_length[start : start + _BATCH]
-            completions = _complete(engine.model, [prompts[place] for place in places], settings, engine.eos)
+            completions = _complete(engine, [prompts[place] for place in places], sampling)
             texts = engine.tokenizer.batch_decode(completions, skip_special_tokens=True)
             answers += [
                 RawAnswer(place, sample, text, len(ids), tuple(ids))
@@ -200,31 +217,45 @@ def _log_probs(logits: "torch.Tensor", ids: "torch.Tensor") -> "torch.Tensor":
     return logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(1)
 
 
-def _settings(engine: Engine, sample: int, at_most: int | None) -> Any:
+def _sampling(engine: Engine, sample: int, at_most: int | None) -> Sampling:
+    config = engine.config
+    tokens = min(config.max_completion_length, at_most or config.max_completion_length)
+    return Sampling(tokens, temperature=config.temperature if sample else 0.0, ends=tuple(engine.eos))
+
+
+def _complete(engine: Engine, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
+    shareable = _shareable(engine.model, prompts, sampling.max_tokens)
+    if shareable and engine.decoder is not None:
+        from praison_agent_rl.decoding.loop import draw
+
+        return draw(engine.decoder, prompts, sampling, pad=engine.tokenizer.pad_token_id).ids
+    settings = _settings(engine, sampling)
+    if shareable:
+        pad, ends = settings.pad_token_id, engine.eos
+        return sample_completions(engine.model, prompts, generation_config=settings, pad=pad, eos=ends)
+    return _generate(engine.model, prompts, settings, set(engine.eos))
+
+
+def _settings(engine: Engine, sampling: Sampling) -> Any:
     from transformers import GenerationConfig
 
-    config = engine.config
-    greedy = {"do_sample": False} if sample == 0 else {"do_sample": True, "temperature": config.temperature}
+    drawn = {"do_sample": True, "temperature": sampling.temperature} if sampling.temperature else {"do_sample": False}
     return GenerationConfig(
-        max_new_tokens=min(config.max_completion_length, at_most or config.max_completion_length),
+        max_new_tokens=sampling.max_tokens,
         pad_token_id=engine.tokenizer.pad_token_id,
         eos_token_id=engine.eos,
-        **greedy,
+        **drawn,
     )
 
 
-def _complete(model: Any, prompts: list[list[int]], settings: Any, eos: list[int]) -> list[list[int]]:
+def _generate(model: Any, prompts: list[list[int]], settings: Any, ends: set[int]) -> list[list[int]]:
     import torch
 
-    pad = settings.pad_token_id
-    if _shareable(model, prompts, settings.max_new_tokens):
-        return sample_completions(model, prompts, generation_config=settings, pad=pad, eos=eos)
-    width = max(map(len, prompts))
+    width, pad = max(map(len, prompts)), settings.pad_token_id
     ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=model.device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     with torch.inference_mode():
         output = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
-    ends = set(eos)
     return [until_end(row, ends) for row in output[:, width:].tolist()]
 
 

@@ -214,10 +214,11 @@ class TrainConfig(BaseModel):
     """Seed of weights and sampling."""
     data_seed: Whole | None = None
     """Seed of the order of prompts; by default ``seed``."""
-    sampler: Literal["auto", "exact", "bfloat16", "int8", "vllm"] = "auto"
-    """What draws completions: ``auto`` is generate of transformers; ``exact``, ``bfloat16`` and ``int8`` are a faster
-    loop on a CPU, with the weights as they are or in fewer bits; ``vllm`` is a server that gets each policy as an
-    adapter. Completions are weighted by the log-probabilities that they were drawn with where these are others."""
+    sampler: Literal["auto", "generate", "exact", "bfloat16", "int8", "vllm"] = "auto"
+    """What draws completions: ``generate`` of transformers; on a CPU a faster loop, with the weights as they are
+    (``exact``) or in fewer bits; or a ``vllm`` server that gets each policy as an adapter. ``auto`` is exact where that
+    can be, else generate. Completions are weighted by the log-probabilities that they were drawn with where these are
+    others."""
     vllm_server_base_url: str | None = None
     """The vLLM server of ``sampler: vllm`` (or of TRL's ``vllm_mode: server``); without it one is started here."""
     vllm_server_sees: str | None = None
@@ -308,9 +309,10 @@ class TrainConfig(BaseModel):
         except ValidationError as error:
             wrong |= keys.plain_errors(error)
             config = cls(**{key: value for key, value in full.items() if key not in wrong})
+        config = config.model_copy(update={"extra": passing})
         adapted = values.adapt_defaults(config, declared.keys())
         notes = tuple(dict.fromkeys([*found.notes, *adapted.notes]))
-        config = config.model_copy(update={**adapted.updates, "extra": passing, "notes": notes})
+        config = config.model_copy(update={**adapted.updates, "notes": notes})
         found.problems += wrong.values()
         found.problems += [line for names, line in values.conflicts(config) if not wrong.keys() & set(names)]
         return config

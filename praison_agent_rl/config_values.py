@@ -183,9 +183,10 @@ def adapt_defaults(config: TrainConfig, given: Collection[str]) -> Adapted:
     if config.held_out == 0:
         notes.append("`held_out` is 0, so no prompts are left to compare the trained model with the base on.")
     if not config.uses_vllm and given & {"gpu_memory_utilization", "max_lora_rank"}:
-        notes.append("`gpu_memory_utilization` and `max_lora_rank` do nothing without fast_inference.")
-    if config.sampler != "vllm" and (idle := sorted(given & {"vllm_server_sees", "vllm_server_options"})):
-        notes.append(f"{' and '.join(f'`{name}`' for name in idle)} does nothing without `sampler: vllm`.")
+        notes.append(
+            "`gpu_memory_utilization` and `max_lora_rank` do nothing without fast_inference or `sampler: vllm`."
+        )
+    notes += _idle_server_keys(config, given)
     if config.method != "grpo":
         return Adapted(updates, notes)
     if config.max_completion_length >= config.max_seq_length > 1 and "max_completion_length" not in given:
@@ -195,6 +196,15 @@ def adapt_defaults(config: TrainConfig, given: Collection[str]) -> Adapted:
     updates.update(batch)
     notes += [f"`{key}` is {value}, so that a generation batch holds whole groups." for key, value in batch.items()]
     return Adapted(updates, notes)
+
+
+def _idle_server_keys(config: TrainConfig, given: Collection[str]) -> list[str]:
+    if config.method != "grpo" or config.sampler == "vllm":
+        return []
+    keys_of_server = {"vllm_server_base_url", "vllm_server_sees", "vllm_server_options"}
+    if config.extra.get("vllm_mode") == "server":
+        keys_of_server.remove("vllm_server_base_url")  # TRL's own server
+    return [f"`{name}` does nothing without `sampler: vllm`." for name in sorted(keys_of_server & set(given))]
 
 
 def generation_batch(sizes: Mapping[str, int | None]) -> int:
@@ -315,7 +325,7 @@ def _grpo_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
             ("auto_find_batch_size",),
             "auto_find_batch_size would break prompt groups; remove it and lower per_device_train_batch_size",
         )
-    if c.fast_inference and c.sampler != "auto":
+    if c.fast_inference and c.sampler not in ("auto", "generate"):
         yield (
             ("fast_inference", "sampler"),
             f"fast_inference samples with vLLM in the process that trains, and sampler {c.sampler!r} otherwise; keep "

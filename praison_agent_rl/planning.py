@@ -331,7 +331,7 @@ def _check_runnable(config: TrainConfig) -> None:
             f"resume_from_checkpoint={config.resume_from_checkpoint!r}: a run is continued as it was planned, by "
             "`praison-agent-rl train --resume RUN` with the run's folder; take the key out of the configuration"
         )
-    if config.sampler == "vllm" and not config.vllm_server_base_url:
+    if config.method == "grpo" and config.sampler == "vllm" and not config.vllm_server_base_url:
         find_vllm()
 
 

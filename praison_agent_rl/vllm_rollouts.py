@@ -12,11 +12,12 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from praison_agent_rl.at_once import call_at_once
 from praison_agent_rl.child import last_lines
 from praison_agent_rl.endpoints import keep_loopback_off_proxies, list_models
 from praison_agent_rl.errors import ConfigError, ServerFailed
@@ -170,32 +171,23 @@ class VllmSampler:
         before, self.note = self.note, self._why_unknown(name, list(prompts[0]), sampling)
         if self.note and self.note != before:
             self._tell(self.note)
-        starts, groups, row = [], [], 0
+        calls, row = [], 0
         for prompt, equal in itertools.groupby(map(list, prompts)):
-            starts.append(row)
-            groups.append((prompt, len(list(equal))))
-            row += groups[-1][1]
-        with ThreadPoolExecutor(min(len(groups), self._patience.at_once)) as pool:
-            waiting = [
-                pool.submit(self._group, name, prompt, count, _seeded(sampling, start))
-                for (prompt, count), start in zip(groups, starts, strict=True)
-            ]
-            try:
-                drawn = [pair for future in waiting for pair in future.result()]
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)  # after a failure, what has not begun is not begun
+            count = len(list(equal))
+            calls.append(partial(self._group, name, prompt, count, _seeded(sampling, row)))
+            row += count
+        drawn = [pair for group in call_at_once(calls, at_once=self._patience.at_once) for pair in group]
         return Sampled([ids for ids, _ in drawn], None if self.note else [log_probs for _, log_probs in drawn])
 
     def close(self) -> None:
-        """Take the policy out, and stop the server if it is ours; it is safe to call this twice."""
+        """Take the policy out of a server of somebody else's, or stop ours; it is safe to call this twice."""
         former, self._offered = self._offered, None
-        ours = isinstance(self._server, VllmServer)
-        if not ours or self._server.running:  # type: ignore[union-attr]
-            self._take_out(former)
-        elif former:
-            shutil.rmtree(self._folder / former[1], ignore_errors=True)
         if isinstance(self._server, VllmServer):
             self._server.stop()
+            if former:
+                shutil.rmtree(self._folder / former[1], ignore_errors=True)
+        else:
+            self._take_out(former)
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
@@ -214,7 +206,7 @@ class VllmSampler:
     def _take_out(self, former: tuple[int, str] | None) -> None:
         if former:
             with contextlib.suppress(ServerFailed, Refused):  # its name is never asked for again
-                self._post("unload_lora_adapter", {"lora_name": former[1]}, timeout=60.0)
+                self._post("unload_lora_adapter", {"lora_name": former[1]}, timeout=60.0, retries=0)
             shutil.rmtree(self._folder / former[1], ignore_errors=True)
 
     # --- completions ------------------------------------------------------------------------------------------------
@@ -233,14 +225,10 @@ class VllmSampler:
         try:
             answer = self._post("completions", body, timeout=self._patience.timeout)
         except Refused as refused:
-            hint = (
-                "; it was started again or somebody took the adapter out: start the run again with resume"
-                if refused.status == 404
-                else ""
-            )
-            raise ServerFailed(f"{self._what} refused a prompt of {len(body['prompt'])} tokens: {refused}{hint}") from (
-                refused
-            )
+            gone = "; it was started again, or somebody took the adapter out" if refused.status == 404 else ""
+            log = self._end_of_log() if refused.status >= 500 else ""  # its engine may have died behind its back
+            asked = f"a prompt of {len(body['prompt'])} tokens"
+            raise ServerFailed(f"{self._what} refused {asked}: {refused}{gone}{log}") from refused
         if answer.get("model") != body["model"]:
             raise ServerFailed(
                 f"{self._what} was asked for the policy {body['model']!r} and answered as {answer.get('model')!r}; its "
@@ -319,8 +307,9 @@ class VllmSampler:
     def _what(self) -> str:
         return f"the vLLM server at {self._url}"
 
-    def _post(self, what: str, body: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+    def _post(self, what: str, body: dict[str, Any], *, timeout: float, retries: int | None = None) -> dict[str, Any]:
         ours = self._server if isinstance(self._server, VllmServer) else None
+        further = self._patience.retries if retries is None else retries
         try:
             return ask(
                 f"{self._url}/{what}",
@@ -328,14 +317,16 @@ class VllmSampler:
                 api_key=self._server.api_key,
                 timeout=timeout,
                 # one of ours that has ended does not come back
-                pauses=(2.0**n / 4 for n in range(self._patience.retries) if ours is None or ours.running),
+                pauses=(2.0**n / 4 for n in range(further) if ours is None or ours.running),
             )
         except (OSError, ValueError) as error:
             slow = isinstance(error, TimeoutError) or "timed out" in str(error)
             do = (
                 f"it did not answer within {timeout:.0f} s: give it more time, fewer prompts at once or shorter answers"
                 if slow
-                else "see that it runs, and go on from the last checkpoint with resume"
+                else "see that it runs"
+                if ours is None or ours.running
+                else "it has ended"
             )
             raise ServerFailed(f"{self._what} did not answer {what}: {error}; {do}{self._end_of_log()}") from error
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import floor, growth, machine, reward, rollouts, step, threads
 from .material import MODELS, model_folder
-from .step_worker import VARIANTS
+from .step_worker import STANDARD, VARIANTS
 
 SECTIONS = ("step", "rollouts", "reward", "growth", "floor", "threads")
 Tables = list[tuple[list[str], list[list[str]]]]
@@ -82,7 +82,9 @@ def _reward(given: argparse.Namespace, home: str) -> tuple[Any, Tables]:
     if given.quick:
         few = {"max_steps": 2, "num_generations": 2, "per_device_train_batch_size": 2, "max_completion_length": 4}
         options |= {"held_out": 4, "every": 1, "new_tokens": 4, "settings": few}
-    kinds = [variant for variant in given.variants if variant not in ("trl", "ours-auto")]  # the same settings
+    kinds = [
+        variant for variant in given.variants if variant not in ("trl", "ours-generate", "ours-bf16")
+    ]  # the same settings
     seeds = range(1 if given.quick else given.seeds)
     curves = reward.measure(variants=kinds, seeds=seeds, minutes=given.reward_minutes, options=options)
     growth.plot_curves(curves, given.plots)
@@ -124,7 +126,11 @@ def _arguments() -> argparse.Namespace:
     add("--out", type=Path, default=Path("benchmarks/speed.json"))
     add("--plots", type=Path, help="folder of the pictures; by default docs/plots, and beside --out with --quick")
     add("--models", type=_words(MODELS), help=f"of {', '.join(MODELS)}")
-    add("--variants", type=_words(VARIANTS), default=["ours", "ours-int8", "ours-auto", "trl", "trl-plain"])
+    add(
+        "--variants",
+        type=_words(VARIANTS),
+        default=list(STANDARD),
+    )
     add("--cells", type=_cell_list, help="prompt tokens x completions, such as 400x8,1600x4")
     add("--minutes", type=float, default=30.0, help="for the steps of one model's table, without loading")
     add("--reward-minutes", type=float, default=20.0, help="of training, for one curve of the section reward")

@@ -58,7 +58,7 @@ def _lengths(steps: list[dict[str, Any]]) -> list[float]:
 
 def _alike(found: Mapping[str, Any]) -> dict[str, Any] | None:
     """The variant of ours that draws with TRL's random numbers; any other samples other completions."""
-    return found.get("ours-auto")
+    return found.get("ours-generate")
 
 
 def same_to_four_digits(ours: dict[str, Any], theirs: dict[str, Any]) -> bool | None:
@@ -100,7 +100,7 @@ def tables(rows: list[dict[str, Any]]) -> list[tuple[list[str], list[list[str]]]
         "gradient norm",
         "entropy",
         "tokens",
-        "as ours-auto to 4 digits",
+        "as ours-generate to 4 digits",
     ]
     return [(head, speed), (names, firsts)]
 

@@ -13,11 +13,14 @@ from typing import Any, ClassVar
 from .channel import Channel, measured
 
 STEPS = 200
+PER_TURN = 2
+"""Steps in a turn. The last is timed: while the others had their turns, the memory of this process grew cold."""
 OURS: dict[str, dict[str, Any]] = {
     "ours": {"sampler": "exact"},
     "ours-int8": {"sampler": "int8", "bf16": True},
-    "ours-auto": {},  # samples by transformers' generate, as TRL does, so that the first step can be compared
-    "ours-unshared": {},
+    "ours-bf16": {"sampler": "bfloat16", "bf16": True},
+    "ours-generate": {"sampler": "generate"},  # as TRL samples, so that the first step can be compared
+    "ours-unshared": {"sampler": "generate"},
 }
 TRL: dict[str, dict[str, Any]] = {
     "trl": {},  # its own defaults: gradient checkpointing, and bfloat16 autocast on a CPU too
@@ -25,6 +28,7 @@ TRL: dict[str, dict[str, Any]] = {
     "trl-plain": {"bf16": False, "gradient_checkpointing": False},
 }
 VARIANTS = (*OURS, *TRL)
+STANDARD = ("ours", "ours-bf16", "ours-int8", "ours-generate", "trl", "trl-plain")
 
 
 def share_of_e(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -112,23 +116,26 @@ def _train_by_trl(job: dict[str, Any], config: Any, rows: list[dict[str, Any]], 
 
 
 def step(channel: Channel, job: dict[str, Any]) -> None:
-    """Make steps, one each time; tell seconds, peak memory and what the trainer logged of each."""
+    """Make steps, ``PER_TURN`` each time; tell seconds of the last, peak memory and what the trainer logged of each."""
     from transformers import AutoTokenizer, TrainerCallback
 
     from .material import exact_prompts
 
     class Pace(TrainerCallback):  # type: ignore[misc]
         began: float | None = None
+        done = -1
         logged: ClassVar[dict[str, float]] = {}
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if Pace.began is None:
                 channel.say(ready=True)
-            else:
+                channel.wait()
+            elif Pace.done % PER_TURN == 0:
                 names = ("reward", "grad_norm", "entropy", "completions/mean_length")
                 found = {name: Pace.logged.get(name) for name in names}
                 channel.say(seconds=time.perf_counter() - Pace.began, **found)
-            channel.wait()
+                channel.wait()
+            Pace.done += 1  # the first turn is the first step alone
             Pace.began = time.perf_counter()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:

@@ -114,8 +114,8 @@ def _linear_for(precision: Precision, policy: Any) -> type[RepackedLinear] | Non
     if precision == "bfloat16":
         return PackedBfloat16Linear if can_pack(torch.bfloat16) else Bfloat16Linear
     small = sum(each.nbytes for each in policy.parameters()) <= _PACKED_AT_MOST
-    on_cpu = policy.device.type == "cpu" and policy.dtype == torch.float32
-    return PackedLinear if small and on_cpu and can_pack(torch.float32) else None
+    own = next((kind for kind in (PackedLinear, PackedBfloat16Linear) if kind.dtype == policy.dtype), None)
+    return own if own and small and policy.device.type == "cpu" and can_pack(own.dtype) else None
 
 
 class SamplingModel:
@@ -128,8 +128,8 @@ class SamplingModel:
         shared: dict[int, Any] = {id(each): each for each in (*policy.parameters(), *policy.buffers())}
         self.model = copy.deepcopy(policy, memo=shared)
         self._moving: list[RepackedLinear] = []
-        adapted = {id(layer.get_base_layer()) for layer in self.model.modules() if _is_adapted(layer)}
-        _replace(self.model, _is_adapted, lambda layer: layer.get_base_layer())
+        adapted = {id(layer.get_base_layer()) for layer in self.model.modules() if is_adapted(layer)}
+        _replace(self.model, is_adapted, lambda layer: layer.get_base_layer())
         if kind := _linear_for(precision, policy):
             _replace(self.model, lambda layer: type(layer) is nn.Linear, self._in(kind, adapted))
         self.model.eval()
@@ -155,7 +155,8 @@ class SamplingModel:
         return replaced
 
 
-def _is_adapted(layer: nn.Module) -> bool:
+def is_adapted(layer: nn.Module) -> bool:
+    """Whether an adapter of PEFT's is on ``layer``."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return isinstance(layer, BaseTunerLayer)

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from praison_agent_rl.decoding.loop import draw
+from praison_agent_rl.decoding.probe import why_not_drawable
 from praison_agent_rl.decoding.weights import Precision, SamplingModel
 from praison_agent_rl.rollouts import Sampled, Sampling
 from praison_agent_rl.training.skipping import SkippingTrainer
 from praison_agent_rl.vllm_rollouts import VllmSampler
 
-SAMPLERS: dict[str, Precision] = {"exact": "own", "bfloat16": "bfloat16", "int8": "int8"}
-"""What a sampler of the configuration multiplies in; ``auto`` (``generate`` samples) and ``vllm`` are none of them."""
+SAMPLERS: dict[str, Precision] = {"auto": "own", "exact": "own", "bfloat16": "bfloat16", "int8": "int8"}
+"""What the decoder multiplies in, by the sampler of the configuration; the others have nothing to do with it."""
 _SEEDS = 2**31
 
 
@@ -26,21 +27,29 @@ class DrawingTrainer(SkippingTrainer):
     old ones: each token counts by how much likelier it is under the policy that is trained (as PPO's ratio).
     """
 
-    def __init__(self, *, sampler: str = "auto", server: VllmSampler | None = None, **options: Any) -> None:
+    def __init__(self, *, sampler: str = "generate", server: VllmSampler | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.sampler = sampler
         self.server = server
+        self.not_drawn_because: str | None = None
+        """Why the decoder of this package does not draw; None if it does."""
         self._drawing: SamplingModel | None = None
+        self._behaviour: list[list[float]] | None = None
+        """Log-probabilities that the completions in work were drawn with, until they are asked for."""
 
     def why_not_drawn(self, policy: Any) -> str | None:
-        """Why the configured sampler cannot be used, or None if it can."""
+        """Why the configured sampler cannot be used on ``policy``, whose adapter is merged; None if it can."""
+        if self.sampler not in SAMPLERS:
+            return f"the sampler is {self.sampler!r}"
         if policy.dtype != torch.float32 or getattr(policy, "is_quantized", False):
             return "it merges the adapter into float32 weights while it samples, and these are none"
         if policy.device.type != "cpu":
             return "it is for CPUs"
-        if self.args.repetition_penalty != 1 or self.args.generation_kwargs:
+        if self.args.repetition_penalty != 1 or self.args.generation_kwargs or self.args.cache_implementation:
             return "it knows temperature, top_p, top_k and min_p, and no other setting of generation"
-        return None
+        precision = SAMPLERS[self.sampler]
+        self._drawing = SamplingModel(policy, precision)
+        return why_not_drawable(self._drawing, policy, precision)
 
     def _drawn(self, policy: Any, prompt_ids: list[list[int]]) -> Sampled:
         """Completions of the policy, whose adapter is merged."""
@@ -49,6 +58,12 @@ class DrawingTrainer(SkippingTrainer):
         else:
             self._drawing.refresh()
         return draw(self._drawing, prompt_ids, self._sampling(), pad=self._tokenizer.pad_token_id)
+
+    def _as_trl_takes(self, sampled: Sampled) -> tuple[list[list[int]], list[list[float]] | None]:
+        """The ids, and the log-probabilities where they are those of another policy than the one that is trained."""
+        self._behaviour = sampled.log_probs
+        exact = SAMPLERS.get(self.sampler) == "own"
+        return sampled.ids, None if exact else sampled.log_probs
 
     def _served(self, server: VllmSampler, prompt_ids: list[list[int]]) -> Sampled:
         """Completions of the policy as it is now, drawn by a server, which gets it as an adapter first.
@@ -74,7 +89,23 @@ class DrawingTrainer(SkippingTrainer):
         )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        try:
+            scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        finally:
+            self._behaviour = None
         if "sampling_per_token_logps" in scored and not self.use_vllm and self.model.training:
             scored["old_per_token_logps"] = scored["sampling_per_token_logps"]
         return scored
+
+    def _known_from_drawing(self, length: int) -> torch.Tensor | None:
+        """Log-probabilities of the completions in work, (rows, length), where TRL would compute them once more.
+
+        TRL does so if completions are used when the policy has moved on, and asks for these before those of a
+        reference model.
+        """
+        known, self._behaviour = self._behaviour, None
+        block = self.args.steps_per_generation * self.num_iterations
+        if known is None or self.args.gradient_accumulation_steps % block == 0:
+            return None
+        rows = [theirs + [0.0] * (length - len(theirs)) for theirs in known]
+        return torch.tensor(rows, device=self.accelerator.device)

@@ -18,7 +18,7 @@ from praison_agent_rl.answering import Engine, Manner, RawAnswer, answer_rows
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row, to_dataset
 from praison_agent_rl.diagnosis import Symptom, long_prompts
-from praison_agent_rl.errors import ModelError, TrainingFailed
+from praison_agent_rl.errors import ModelError, ServerFailed, TrainingFailed
 from praison_agent_rl.measuring import rows_as_asked
 from praison_agent_rl.models import load_model, load_tokenizer, plain_weights, render_prompts
 from praison_agent_rl.preflight import check_adapter_targets
@@ -31,7 +31,8 @@ from praison_agent_rl.training.checkpoints import is_last, newest_whole_checkpoi
 from praison_agent_rl.training.drawing import SAMPLERS, DrawingTrainer
 from praison_agent_rl.training.events import EventWriter
 from praison_agent_rl.training.exactness import why_measured_otherwise, why_not_shared
-from praison_agent_rl.training.policy_server import policy_server
+from praison_agent_rl.training.fused_lora import fuse
+from praison_agent_rl.training.policy_server import LastStep, policy_server
 from praison_agent_rl.training.sampling import signals_of, tell_signals
 from praison_agent_rl.training.scoring import caller_of, tell_rewards
 from praison_agent_rl.training.skipping import Scores
@@ -101,7 +102,8 @@ def train_grpo(
             run.report_event("note", text=without)
         if trainer.not_shared_because and trainer.accelerator.is_main_process:
             run.report_event("note", text=f"prompts are not shared: {trainer.not_shared_because}")
-        if trainer.not_drawn_because and trainer.accelerator.is_main_process:
+        asked = config.sampler in SAMPLERS and config.sampler != "auto"
+        if asked and trainer.not_drawn_because and trainer.accelerator.is_main_process:
             run.report_event(
                 "note", text=f"the sampler {config.sampler!r} is not used, but generate: {trainer.not_drawn_because}"
             )
@@ -146,9 +148,9 @@ class PolicyTrainer(DrawingTrainer):
         super().__init__(**options)
         self.shown_tools = list(shown_tools)
         self.not_shared_because = self._why_not_shared(longest) if share else "it was asked not to"
-        self.not_drawn_because: str | None = None
-        if self.sampler in SAMPLERS:
-            self.not_drawn_because = self.not_shared_because or self.why_not_drawn(self._policy())
+        if self.not_shared_because is None and self._policy().device.type == "cpu":
+            fuse(self.model)
+        self.not_drawn_because = self.not_shared_because or self._why_not_drawn()
 
     def measured(self) -> dict[str, float | None]:
         """What the answers of the last generation show; TRL keeps them, of all processes, for tables of its own."""
@@ -174,6 +176,10 @@ class PolicyTrainer(DrawingTrainer):
             device=policy.device,
         )
 
+    def _why_not_drawn(self) -> str | None:
+        with self._ready_to_sample() as policy:
+            return self.why_not_drawn(policy)
+
     def _policy(self, model: Any = None) -> Any:
         unwrapped = self.accelerator.unwrap_model(model if model is not None else self.model)
         return unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
@@ -185,16 +191,14 @@ class PolicyTrainer(DrawingTrainer):
     def _generate_single_turn(self, *given: Any, **options: Any) -> tuple[list[list[int]], Any]:
         prompt_ids: list[list[int]] = options["prompt_ids"] if "prompt_ids" in options else given[0]
         if self.server is not None:
-            served = self._served(self.server, prompt_ids)
-            return served.ids, served.log_probs
+            return self._as_trl_takes(self._served(self.server, prompt_ids))
         otherwise = self.not_shared_because or self.use_vllm or self.use_transformers_continuous_batching
         if otherwise or self.generation_config.cache_implementation or min(map(len, prompt_ids)) < 2:
             result: tuple[list[list[int]], Any] = super()._generate_single_turn(*given, **options)
             return result
         with self._ready_to_sample() as policy:
-            if self.sampler in SAMPLERS and not self.not_drawn_because:
-                sampled = self._drawn(policy, prompt_ids)
-                return sampled.ids, None if self.sampler == "exact" else sampled.log_probs
+            if not self.not_drawn_because:
+                return self._as_trl_takes(self._drawn(policy, prompt_ids))
             completions = sample_completions(
                 policy,
                 prompt_ids,
@@ -231,6 +235,9 @@ class PolicyTrainer(DrawingTrainer):
     def _get_per_token_logps_and_entropies(
         self, *given: Any, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        length = options["logits_to_keep"] if "logits_to_keep" in options else given[3]
+        if (known := self._known_from_drawing(length)) is not None:
+            return known, None, None
         if self.not_shared_because is None:
             return self._shared_scores(*given, **options)
         result: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] = (
@@ -324,10 +331,14 @@ def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _train(trainer: PolicyTrainer, checkpoint: Path | None) -> None:
+    last = LastStep(trainer)
+    trainer.add_callback(last)
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except (RuntimeError, ValueError):  # peft or torch met NaN while sampling, and says nothing of the learning rate
-        check_weights(trainer)
+    except (RuntimeError, ValueError) as error:
+        check_weights(trainer)  # peft, torch or a server met NaN while sampling, and says nothing of the learning rate
+        if isinstance(error, ServerFailed):
+            raise last.kept(error) from error
         raise
 
 

@@ -1,13 +1,24 @@
-"""The vLLM server that ``sampler: vllm`` draws completions from, for as long as a run trains."""
+"""The vLLM server that ``sampler: vllm`` draws completions from while a run trains, and what is left if it goes away.
+
+Imported only by the process that trains, since it imports ``torch`` at once.
+"""
 
 import contextlib
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import torch
+from transformers import TrainerCallback
+
 from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.errors import ConfigError, ServerFailed
 from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.training.checkpoints import newest_whole_checkpoint, step_of
 from praison_agent_rl.vllm_rollouts import ForeignServer, VllmSampler, start_sampling_server
 from praison_agent_rl.vllm_serving import VllmServer
 
@@ -25,21 +36,22 @@ def policy_server(run: RunFolder, config: TrainConfig, source: str) -> Iterator[
     ``source`` are the weights that are trained.
 
     Raises:
-        ConfigError: the server has other weights, or takes shorter texts.
+        ConfigError: the server has other weights or takes shorter texts, its address is none, or several processes
+            would each start one.
         MissingExtra: there is no vLLM.
         ServerFailed: it does not come up or answer.
     """
     if config.sampler != "vllm":
         yield None
         return
-    folder = run.root / "policies"
+    folder = run.root / "policies" / _place()
     shutil.rmtree(folder, ignore_errors=True)  # what a run that was killed had offered
 
     def tell(why: str) -> None:
         run.report_event("note", text=f"completions are taken as drawn by the policy that is trained: {why}")
 
     server = _server(run, config, source)
-    with VllmSampler(server, folder, base=source, run_id=run.root.name, tell=tell) as sampler:
+    with VllmSampler(server, folder, base=source, run_id=run.root.resolve().name, tell=tell) as sampler:
         for note in sampler.check(config.max_seq_length):
             run.report_event("note", text=note)
         yield sampler
@@ -47,8 +59,16 @@ def policy_server(run: RunFolder, config: TrainConfig, source: str) -> Iterator[
 
 def _server(run: RunFolder, config: TrainConfig, source: str) -> VllmServer | ForeignServer:
     if url := config.vllm_server_base_url:
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise ConfigError(f"vllm_server_base_url is {url!r}, which is no address; give it as http://host:port")
         run.report_event("note", text=f"completions are drawn by the vLLM server {urlsplit(url).netloc or url}")
-        return ForeignServer(url=url, api_key=os.environ.get(API_KEY), seen_as=config.vllm_server_sees)
+        sees = config.vllm_server_sees and f"{config.vllm_server_sees.rstrip('/')}/{_place()}".rstrip("/")
+        return ForeignServer(url=url, api_key=os.environ.get(API_KEY), seen_as=sees)
+    if _place():
+        raise ConfigError(
+            f"{os.environ['WORLD_SIZE']} processes train (WORLD_SIZE), and each would start a vLLM server of its own; "
+            "start one elsewhere and give its vllm_server_base_url"
+        )
     run.report_event("note", text="completions are drawn by vLLM, which is started now; that can take minutes")
     return start_sampling_server(
         source,
@@ -58,7 +78,55 @@ def _server(run: RunFolder, config: TrainConfig, source: str) -> VllmServer | Fo
     )
 
 
+def _place() -> str:
+    """Where in the folder of policies this process puts its own: in it, or in a part of it if several train."""
+    return f"rank-{os.environ.get('RANK', '0')}" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+
+
 def _options(config: TrainConfig, device: str) -> list[str]:
     if device == "cpu":
         return list(_ON_CPU)
     return ["--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+
+
+class LastStep(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+    """Saves the last finished step of a run whose server goes away in the middle, so that nothing is learned twice."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._random: torch.Tensor | None = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Called by transformers after each update."""
+        self._random = torch.get_rng_state()
+
+    def kept(self, failure: ServerFailed) -> ServerFailed:
+        """``failure``, with the checkpoint that the run can be gone on from; one is saved now where it can be."""
+        folder, step = Path(self._trainer.args.output_dir), self._trainer.state.global_step
+        kept = newest_whole_checkpoint(folder)
+        if self._random is not None and step > (step_of(kept) if kept else 0) and self._is_between_steps():
+            self._save(self._random)
+            kept = newest_whole_checkpoint(folder)
+        what = f"The checkpoint of step {step_of(kept)} is kept in {str(kept)!r}" if kept else "No step was saved"
+        go_on = f"`praison-agent-rl train --resume {shlex.quote(str(folder.parent))}`"
+        return ServerFailed(f"{failure}\n{what}; when the server can be had again, go on with {go_on}")
+
+    def _is_between_steps(self) -> bool:
+        """Whether no part of a step is done, in the only process: another may be elsewhere, and would be waited for."""
+        begun = any(parameter.grad is not None for parameter in self._trainer.model.parameters())
+        return self._trainer.accelerator.num_processes == 1 and not begun
+
+    def _save(self, random_numbers: torch.Tensor) -> None:
+        """As transformers does after a step that is due, of which what was not logged yet is logged too."""
+        trainer = self._trainer
+        torch.set_rng_state(random_numbers)  # else the seed of the step that failed would be passed over
+        trainer.control.should_log = trainer.control.should_save = True
+        trainer._maybe_log_save_evaluate(  # noqa: SLF001 - transformers has no other way to save a checkpoint
+            trainer._tr_loss,  # noqa: SLF001
+            None,
+            trainer.model,
+            None,
+            epoch=trainer.state.epoch,
+            ignore_keys_for_eval=None,
+            start_time=None,
+        )

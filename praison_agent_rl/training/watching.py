@@ -16,7 +16,7 @@ from praison_agent_rl.answering import Manner
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row
 from praison_agent_rl.diagnosis import Symptom, Watch, WatchRules, out_of_memory
-from praison_agent_rl.errors import RewardError, TrainingFailed
+from praison_agent_rl.errors import RewardError, ServerFailed, TrainingFailed
 from praison_agent_rl.evaluation import score_answers
 from praison_agent_rl.measuring import calling_for
 from praison_agent_rl.records import Answer
@@ -205,6 +205,8 @@ def memory_told(run: RunFolder, rewards: Sequence[Reward]) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if isinstance(error, ServerFailed):  # whose log may say so of its own memory
+            raise
         if not known and not any(sign in str(error).lower() for sign in _OUT_OF_MEMORY):
             raise
         step = max((event["step"] for event in run.steps()), default=0)

@@ -4,15 +4,20 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from praison_agent_rl.answering import Engine, Manner, answer_rows
+from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.decoding import weights
 from praison_agent_rl.decoding.cascade import Places, cascade_attention, places_of
 from praison_agent_rl.decoding.loop import _place_in_blocks, draw
+from praison_agent_rl.decoding.probe import why_not_drawable
 from praison_agent_rl.decoding.weights import Bfloat16Linear, PackedLinear, RepackedLinear, SamplingModel
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.rollouts import Sampling
 from praison_agent_rl.shared_prefix import sample_completions
+from praison_agent_rl.training import drawing
 from praison_agent_rl.training.grpo import train_grpo
 from tests.model.test_grpo import adapter_of, lower_case, notes, planned, rows_of
 
@@ -192,3 +197,58 @@ def test_where_it_cannot_draw_generate_samples_and_it_is_said(changes, said, tin
     train_grpo(run, rows_of(), [Reward(lower_case, "lower")])
     assert [note for note in notes(run) if "'int8' is not used" in note and said in note]
     assert len(run.steps()) == 2
+
+
+def test_auto_draws_by_the_decoder_where_it_can_and_says_nothing_where_it_cannot(tiny_model, in_tmp, monkeypatch):
+    seen = []
+    monkeypatch.setattr(drawing, "draw", lambda *given, **options: seen.append(1) or draw(*given, **options))
+    for dtype, expected in (("float32", 2), ("bfloat16", 0)):
+        seen.clear()
+        run = planned(in_tmp / dtype, tiny_model, watch=False, dtype=dtype)
+        train_grpo(run, rows_of(), [Reward(lower_case, "lower")])
+        assert len(seen) == expected and len(run.steps()) == 2
+        assert not [note for note in notes(run) if "is not used" in note]
+
+
+@pytest.mark.parametrize("precision", ["own", "bfloat16", "int8"])
+def test_the_decoder_is_tried_on_a_few_tokens(policy, precision):
+    state = torch.get_rng_state()
+    sampler = SamplingModel(policy, precision)
+    assert why_not_drawable(sampler, policy, precision) is None
+    with torch.no_grad():  # the decoder keeps what it was given
+        policy.model.layers[0].self_attn.o_proj.weight.add_(
+            5 * torch.randn(1, generator=torch.Generator().manual_seed(1))
+        )
+    assert "drawn otherwise" in (why_not_drawable(sampler, policy, precision) or "")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_attention_that_the_decoder_does_not_know_is_found_out(policy, monkeypatch):
+    monkeypatch.setattr(policy.model.layers[1].self_attn, "softcap", 3.0, raising=False)
+    sampler = SamplingModel(policy)
+
+    def capped(*given, **options):
+        raise NotImplementedError("attention over shared prompts knows no softcap")
+
+    monkeypatch.setattr("praison_agent_rl.decoding.probe.draw", capped)
+    assert "knows no softcap" in (why_not_drawable(sampler, policy) or "")
+
+
+def test_an_adapter_that_is_not_merged_is_not_drawn_without(policy):
+    adapted = get_peft_model(policy, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    base = adapted.get_base_model()
+    assert "not merged" in (why_not_drawable(SamplingModel(base), base) or "")
+    adapted.merge_adapter()
+    assert why_not_drawable(SamplingModel(base), base) is None
+
+
+def test_answers_come_from_the_decoder_and_are_those_of_generate(policy, tiny_model):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
+    config = TrainConfig.load(need_model=False, need_data=False, max_completion_length=10, max_seq_length=128)
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("a", "longer text here", "b c")]
+    engine = Engine(policy, tokenizer, config, [1])
+    assert engine.decoder is not None
+    ours = answer_rows(engine, rows, Manner())
+    plain = Engine(policy, tokenizer, config, [1])
+    plain.__dict__["decoder"] = None
+    assert [answer.ids for answer in ours] == [answer.ids for answer in answer_rows(plain, rows, Manner())]

@@ -131,7 +131,8 @@ PLANTED = {
     "hanging": (hanging, {**FAILURES, "reward_timeout": 0.2}, {"reward failures"}, "hanging"),
     "wrong length at step k": (wrong_length, FAILURES, {"reward failures"}, "wrong_length"),
     "entropy collapse by a high learning rate": (
-        first_word, {"learning_rate": 0.3}, {"learning rate too high", "entropy collapse"}, "",
+        # by these draws the policy collapses; by others it may do nothing but the wrong thing
+        first_word, {"learning_rate": 0.3, "sampler": "generate"}, {"learning rate too high", "entropy collapse"}, "",
     ),
     "over-long prompts": (
         first_word, {"max_seq_length": 64, "max_steps": 1}, {"long prompts"}, "longer than 48 tokens",

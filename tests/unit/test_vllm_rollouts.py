@@ -4,101 +4,29 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from praison_agent_rl import vllm_rollouts
 from praison_agent_rl.errors import ConfigError, ServerFailed
 from praison_agent_rl.rollouts import Sampling
+from praison_agent_rl.serving import LOG
 from praison_agent_rl.vllm_adapters import why_not_servable
-from praison_agent_rl.vllm_rollouts import ForeignServer, Patience, VllmSampler
+from praison_agent_rl.vllm_calls import Refused
+from praison_agent_rl.vllm_rollouts import ForeignServer, Patience, VllmSampler, start_sampling_server
+from praison_agent_rl.vllm_serving import EXECUTABLE
+from tests.vllm_stand_in import END, Command, StandIn, ended, serving
 
-END = 9
 PLAIN = Sampling(max_tokens=3, ends=(END,), seed=100)
-
-
-class StandIn:
-    """Answers as vLLM 0.32 does; a completion is [7, 9], of log-probabilities -0.5 and -0.25 at temperature 1."""
-
-    def __init__(self) -> None:
-        self.adapters: dict[str, str] = {}
-        self.asked: list[dict[str, Any]] = []
-        self.dropped = 0
-        """Connections that are closed before one is answered."""
-        self.processed = True
-        self.max_rank = 8
-        self.base = {"id": "base", "root": "owner/base", "parent": None, "max_model_len": 64}
-        self.change: Callable[[dict[str, Any]], Any] = lambda answer: None
-        """Called with each answer with completions, before it is sent."""
-
-    def answer(self, verb: str, body: dict[str, Any]) -> tuple[int, Any]:
-        self.asked.append({"verb": verb, **body})
-        if verb == "load_lora_adapter":
-            file = Path(body["lora_path"], "adapter_config.json")
-            if not file.exists():
-                return 404, error("Loading lora x failed: No adapter found for <path>")
-            if json.loads(file.read_text())["r"] > self.max_rank:
-                return 500, error(f"LoRA rank is greater than max_lora_rank {self.max_rank}.")
-            self.adapters[body["lora_name"]] = file.read_text()
-            return 200, "Success"
-        if verb == "unload_lora_adapter":
-            return (200, "Success") if self.adapters.pop(body["lora_name"], None) else (404, error("not found"))
-        if body["model"] not in self.adapters:
-            return 404, error(f"The model `{body['model']}` does not exist.")
-        if body["temperature"] == 0 and body["n"] > 1:
-            return 400, error("n must be 1 when using greedy sampling")
-        answer = {"model": body["model"], "choices": [self.choice(body, n) for n in reversed(range(body["n"]))]}
-        self.change(answer)
-        return 200, answer
-
-    def choice(self, body: dict[str, Any], number: int) -> dict[str, Any]:
-        factor = body["temperature"] if self.processed else 1.0
-        given = [-0.5 * factor, -0.25 * factor]
-        log_probs = {"token_logprobs": given, "top_logprobs": [{"x": value} for value in given]}
-        return {
-            "index": number, "token_ids": [7, END], "prompt_token_ids": body["prompt"], "finish_reason": "stop",
-            "logprobs": log_probs,
-        }  # fmt: skip
-
-
-def error(message: str) -> dict[str, Any]:
-    return {"error": {"message": message}}
 
 
 @pytest.fixture
 def vllm() -> Iterator[tuple[StandIn, ForeignServer]]:
     stand_in = StandIn()
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            self.reply(200, {"data": [stand_in.base, *({"id": name, "parent": "base"} for name in stand_in.adapters)]})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            if stand_in.dropped > 0:
-                stand_in.dropped -= 1
-                self.close_connection = True
-                return
-            assert self.headers["authorization"] == "Bearer key"
-            self.reply(*stand_in.answer(self.path.removeprefix("/v1/"), body))
-
-        def reply(self, status: int, body: Any) -> None:
-            raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    yield stand_in, ForeignServer(url=f"http://127.0.0.1:{http.server_port}", api_key="key")
-    http.shutdown()
-    http.server_close()
+    with serving(stand_in) as server:
+        yield stand_in, server
 
 
 def saved(**settings: Any) -> Callable[[Path], None]:
@@ -205,12 +133,77 @@ def test_a_broken_connection_is_tried_again_and_a_lost_server_or_policy_is_said(
     stand_in.dropped = 2
     assert sampler.sample([[1]], PLAIN).ids == [[7, END]]
     stand_in.dropped = 9
-    with pytest.raises(ServerFailed, match=r"did not answer completions.*resume"):
+    with pytest.raises(ServerFailed, match=r"did not answer completions.*see that it runs"):
         sampler.sample([[1]], PLAIN)
     stand_in.dropped = 0
     stand_in.adapters.clear()
     with pytest.raises(ServerFailed, match=r"does not exist.*started again"):
         sampler.sample([[1]], PLAIN)
+
+
+def test_a_refusal_is_raised_while_the_server_still_works_on_another_prompt(vllm, tmp_path):
+    stand_in, server = vllm
+    begun, released = threading.Event(), threading.Event()
+
+    def slow_or_wrong(answer: dict[str, Any]) -> None:
+        prompt = answer["choices"][0]["prompt_token_ids"]
+        if prompt == [1]:
+            begun.set()
+            released.wait(60)
+        else:
+            assert begun.wait(30)
+            answer["model"] = "old"
+
+    stand_in.change = slow_or_wrong
+    sampler = sampler_of(server, tmp_path, at_once=2)
+    sampler.offer(0, saved())
+    with pytest.raises(ServerFailed, match="answered as 'old'"):
+        sampler.sample([[1], [2], [3]], PLAIN)
+    assert not released.is_set()
+    released.set()
+
+
+def test_a_server_that_is_gone_is_asked_once_more_for_nothing_at_the_end(vllm, tmp_path):
+    stand_in, server = vllm
+    sampler = sampler_of(server, tmp_path)
+    sampler.offer(0, saved())
+    stand_in.dropped = 1
+    sampler.close()  # the one connection that is lost was to take the adapter out
+    assert stand_in.dropped == 0 and len(stand_in.adapters) == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_server_of_ours_that_dies_in_the_middle_is_told_with_the_end_of_its_log(tmp_path, monkeypatch):
+    command = Command(tmp_path, dies_at=1)
+    monkeypatch.setenv(EXECUTABLE, str(command.path))
+    server = start_sampling_server("base", rank=8, longest=64)
+    words = command.told()[0]["words"]
+    assert words[:2] == ["serve", "base"] and words[words.index("--max-model-len") + 1] == "64"
+    with VllmSampler(server, tmp_path / "policies", base="base", run_id="run") as sampler:
+        assert sampler.check(64) == []
+        sampler.offer(0, lambda folder: saved()(folder) or (folder / "adapter_model.safetensors").write_bytes(b"w"))
+        first = sampler.sample([[1]], PLAIN)
+        assert len(first.ids) == 1 and first.log_probs is not None and len(first.log_probs[0]) == len(first.ids[0])
+        with pytest.raises(ServerFailed, match=r"(?s)did not answer .*its log:.*EngineCore died") as failed:
+            sampler.sample([[1], [2], [3], [4]], PLAIN)
+        assert "it has ended" in str(failed.value)
+    assert not server.running and not list((tmp_path / "policies").iterdir())
+    assert ended(command.told()[0]["pid"])
+
+
+def test_an_engine_that_died_behind_its_server_is_told_with_the_end_of_the_log(tmp_path, monkeypatch):
+    monkeypatch.setenv(EXECUTABLE, str(Command(tmp_path).path))
+    server = start_sampling_server("base", rank=8, longest=64)
+    (server.home / LOG).write_text("CUDA error: an illegal memory access was encountered\n")
+    with VllmSampler(server, tmp_path / "policies", base="base", run_id="run") as sampler:
+        sampler.offer(0, lambda folder: saved()(folder) or (folder / "adapter_model.safetensors").write_bytes(b"w"))
+        with monkeypatch.context() as patched:
+            patched.setattr(vllm_rollouts, "ask", refuse)
+            with pytest.raises(ServerFailed, match=r"(?s)refused a prompt of 1 tokens: HTTP 500.*illegal memory"):
+                sampler.sample([[1]], PLAIN)
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise Refused(500, "EngineCore encountered an issue")
 
 
 def test_another_base_and_too_little_room_are_said_before_training(vllm, tmp_path):

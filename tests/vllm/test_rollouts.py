@@ -41,12 +41,12 @@ def adapted(base: str, seed: int) -> Any:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    policy = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
     torch.manual_seed(seed)
+    policy = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
     with torch.no_grad():
         for name, weights in policy.named_parameters():
             if "lora_B" in name:
-                weights.normal_(std=0.02)
+                weights.normal_(std=0.05)  # enough that the likeliest tokens are others
     return policy.eval()
 
 
@@ -66,22 +66,26 @@ def test_two_policies_in_a_row_are_sampled_from_as_they_are_and_the_former_is_go
         policy = adapted(base, seed=step)
         name = sampler.offer(step, policy.save_pretrained)
         assert sampler.offer(step, policy.save_pretrained) == name
+        own: list[float] = []
+        of_base: list[float] = []
         for temperature in (1.0, 0.7):
             drawn = sampler.sample(PROMPTS, Sampling(max_tokens=24, temperature=temperature, ends=(2,), seed=5))
             assert sampler.note is None and drawn.log_probs is not None
             assert drawn.ids[0] != drawn.ids[1]  # a group's completions have seeds of their own
             for prompt, ids, given in zip(PROMPTS, drawn.ids, drawn.log_probs, strict=True):
                 ours = log_probs_of(policy, prompt, ids, temperature)
+                with policy.disable_adapter():
+                    without = log_probs_of(policy, prompt, ids, temperature)
                 differing = [abs(a - b) for a, b in zip(ours.tolist(), given, strict=True)]
-                print(step, temperature, len(ids), sum(differing) / len(differing), max(differing))
-                assert sum(differing) / len(differing) < BF16
+                own.append(sum(differing) / len(differing))
+                of_base.append(sum(abs(a - b) for a, b in zip(without.tolist(), given, strict=True)) / len(given))
+                print(step, temperature, len(ids), own[-1], max(differing), of_base[-1])
+                assert own[-1] < BF16
+        assert sum(own) < sum(of_base) / 2
         greedy.append(sampler.sample(PROMPTS, Sampling(max_tokens=16, temperature=0, ends=(2,))).ids)
-        expected = [greedily(policy, prompt, 16) for prompt in PROMPTS]
-        same = [
-            a == b for ids, other in zip(greedy[-1], expected, strict=True) for a, b in zip(ids, other, strict=False)
-        ]
-        print("greedy equal", sum(same), len(same))
-        assert sum(same) > len(same) / 2
+        likeliest = [same for pair in zip(PROMPTS, greedy[-1], strict=True) for same in is_likeliest(policy, *pair)]
+        print("greedy", sum(likeliest), len(likeliest))
+        assert sum(likeliest) > 0.7 * len(likeliest)  # not all: two tokens may be as likely but for rounding
         if former:
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 asked(server, former)
@@ -95,13 +99,13 @@ def test_two_policies_in_a_row_are_sampled_from_as_they_are_and_the_former_is_go
     assert cut.log_probs is None and "top_p" in (sampler.note or "")
 
 
-def greedily(policy: Any, prompt: list[int], count: int) -> list[int]:
+def is_likeliest(policy: Any, prompt: list[int], ids: list[int]) -> list[bool]:
+    """Whether each token is the one that the policy thinks likeliest after those before it."""
     import torch
 
-    ids = policy.generate(
-        input_ids=torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=2, pad_token_id=2
-    )
-    return list(ids[0, len(prompt) :].tolist())
+    with torch.no_grad():
+        logits = policy(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    return [bool(same) for same in logits.argmax(-1) == torch.tensor(ids)]
 
 
 def asked(server: VllmServer, name: str) -> None:
