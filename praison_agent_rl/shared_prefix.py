@@ -2,7 +2,8 @@
 
 Agent prompts are long and begin alike, and the completions of one group follow one prompt. The shared beginning of all
 prompts is computed for a batch of one, each prompt's own rest for a batch of the distinct prompts, and only what
-follows for the whole batch. Keys and values are shared through the cache, with gradients where they are wanted, so
+follows for the whole batch. Keys and values are shared through the cache; to score completions, through one sequence of
+everything where a model's attention allows it (``shared_attention.py``). Gradients flow where they are wanted, and
 results and gradients are those of the plain computation (``tests/model/test_shared_prefix.py``), of models that
 ``shareable.py`` knows to be so.
 """
@@ -56,7 +57,7 @@ def prefill(model: Any, prompts: Sequence[TokenIds], *, pad: int, hold_back: int
     from transformers import DynamicCache
 
     device = model.device
-    shared = _common_length(prompts, at_most=min(map(len, prompts)) - 1 - hold_back)
+    shared = _common_length(prompts, hold_back=hold_back)
     width = max(map(len, prompts)) - shared
     rest = [[pad] * (width - len(p) + shared) + list(p[shared:]) for p in prompts]
     gap = [[0] * (width - len(p) + shared) + [1] * (len(p) - shared) for p in prompts]
@@ -126,9 +127,27 @@ def completion_states(
     """
     import torch
 
+    from praison_agent_rl.shared_attention import lay_out, run_laid_out
+
     distinct, row_of = group_equal(prompts)
+    kept = [row[:length] for row, length in zip(completions.tolist(), mask.sum(1).tolist(), strict=True)]
+    layout, places = lay_out(distinct, row_of, kept, common=_common_length(distinct))
+    if (states := run_laid_out(model, layout)) is not None:
+        return states.index_select(0, torch.tensor(places, dtype=torch.long))
     start = prefill(model, distinct, pad=pad)
-    owner = torch.tensor(row_of, device=completions.device)
+    return _states_after(model, start, torch.tensor(row_of, device=completions.device), completions, mask)
+
+
+def _states_after(
+    model: Any, start: Prefilled, owner: "torch.Tensor", completions: "torch.Tensor", mask: "torch.Tensor"
+) -> "torch.Tensor":
+    """As ``completion_states``, by copies of the keys and values of ``start`` for each row.
+
+    Rows are run in batches of similar length, since one long completion would have all the others computed to its
+    length.
+    """
+    import torch
+
     lengths = mask.sum(1)
     places = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
     states, found = [], []
@@ -182,8 +201,14 @@ def group_equal(prompts: Sequence[TokenIds]) -> tuple[list[TokenIds], list[int]]
     return [list(prompt) for prompt in place], row_of
 
 
-def _common_length(prompts: Sequence[TokenIds], *, at_most: int) -> int:
-    """How many tokens all prompts begin with in common, but no more than ``at_most`` (nor fewer than none)."""
+def _common_length(prompts: Sequence[TokenIds], *, hold_back: int = 0) -> int:
+    """How many tokens distinct prompts begin with in common, so that each goes on for ``hold_back + 1`` at least.
+
+    One prompt has nothing in common with another: it is run in one piece.
+    """
+    if len(prompts) == 1:
+        return 0
+    at_most = min(map(len, prompts)) - 1 - hold_back
     length = 0
     for tokens in zip(*prompts, strict=False):
         if length >= at_most or len(set(tokens)) > 1:
