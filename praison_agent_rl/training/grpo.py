@@ -17,7 +17,7 @@ from trl import GRPOConfig
 from praison_agent_rl.answering import Engine, Manner, RawAnswer, answer_rows
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row, to_dataset
-from praison_agent_rl.diagnosis import Symptom, long_prompts
+from praison_agent_rl.diagnosis import Symptom
 from praison_agent_rl.errors import ModelError, ServerFailed, TrainingFailed
 from praison_agent_rl.measuring import rows_as_asked
 from praison_agent_rl.models import load_model, load_tokenizer, plain_weights, render_prompts
@@ -31,8 +31,10 @@ from praison_agent_rl.training.checkpoints import is_last, newest_whole_checkpoi
 from praison_agent_rl.training.drawing import SAMPLERS, DrawingTrainer
 from praison_agent_rl.training.events import EventWriter
 from praison_agent_rl.training.exactness import why_measured_otherwise, why_not_shared
-from praison_agent_rl.training.fused_lora import fuse
+from praison_agent_rl.training.fused_lora import LowWeight, fuse
+from praison_agent_rl.training.head_scores import is_frozen, scores_of
 from praison_agent_rl.training.policy_server import LastStep, policy_server
+from praison_agent_rl.training.prompt_lengths import short_enough
 from praison_agent_rl.training.sampling import signals_of, tell_signals
 from praison_agent_rl.training.scoring import caller_of, tell_rewards
 from praison_agent_rl.training.skipping import Scores
@@ -44,7 +46,6 @@ from praison_agent_rl.training.watching import (
     memory_told,
     outlived_by_best,
     stopped_at,
-    tell,
 )
 
 _VOCABULARY_CHUNK = 32768  # columns of the head computed at a time, as in trl/trainer/utils.py
@@ -118,7 +119,7 @@ def _prepared(run: RunFolder, rows: Sequence[Row], tokenizer: Any, config: Train
     """The rows that can be trained on, and the model."""
     plan = run.plan
     source = plain_weights(plan.base)
-    kept = _short_enough(run, rows, tokenizer, config, plan.tools)
+    kept = short_enough(run, rows, tokenizer, config, plan.tools)
     config.check_prompt_count(len(kept))
     model = load_model(source, config, device=plan.device)
     check_adapter_targets(config, tied=bool(model.config.get_text_config().tie_word_embeddings), source=source)
@@ -147,6 +148,7 @@ class PolicyTrainer(DrawingTrainer):
     ) -> None:
         super().__init__(**options)
         self.shown_tools = list(shown_tools)
+        self._low_head = LowWeight()
         self.not_shared_because = self._why_not_shared(longest) if share else "it was asked not to"
         if self.not_shared_because is None and self._policy().device.type == "cpu":
             fuse(self.model)
@@ -277,38 +279,24 @@ class PolicyTrainer(DrawingTrainer):
         prompts = [row[kept].tolist() for row, kept in zip(ids[:, :-length], mask[:, :-length].bool(), strict=True)]
         completions, completion_mask = ids[:, -length:], mask[:, -length:]
         kept = completion_mask.bool()
-        head = policy.get_output_embeddings()
         in_full = bool(self.args.cast_lm_head_to_fp32)
         with self.accelerator.autocast():
             states = completion_states(policy, prompts, completions, completion_mask, pad=self._tokenizer.pad_token_id)
             with torch.autocast(states.device.type, enabled=False) if in_full else contextlib.nullcontext():
-                log_probs, entropy, *_ = log_probabilities().apply(
-                    states.float() if in_full else states, head.weight, head.bias, completions[kept], self.temperature,
-                    _VOCABULARY_CHUNK, None, 1.0, ("log_probs", "entropy"),
-                )  # fmt: skip
+                states = states.float() if in_full else states
+                log_probs, entropy = self._scores_of(states, policy.get_output_embeddings(), completions[kept])
         empty = log_probs.new_zeros(kept.shape)
         return empty.masked_scatter(kept, log_probs), empty.masked_scatter(kept, entropy)
 
-
-def _short_enough(
-    run: RunFolder, rows: Sequence[Row], tokenizer: Any, config: TrainConfig, tools: Sequence[dict[str, Any]]
-) -> list[Row]:
-    """The rows whose prompt leaves room for a completion; TRL would train on longer ones with only a log message."""
-    room = config.max_seq_length - config.max_completion_length
-    limit = min(room, config.max_prompt_length or room)
-    lengths = [len(ids) for ids in render_prompts(tokenizer, [row["prompt"] for row in rows], tools)]
-    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
-    if len(kept) < len(rows):
-        name = "max_prompt_length" if limit == config.max_prompt_length else "max_seq_length - max_completion_length"
-        run.report_event(
-            "note",
-            text=f"{len(rows) - len(kept)} of {len(rows)} training prompts are longer than {limit} tokens ({name}) "
-            f"and are left out; the longest has {max(lengths)}",
-        )
-        left = len(rows) - len(kept)
-        long = long_prompts(left, len(rows), longest=max(lengths), limit=limit, key=name) if config.watch else None
-        tell(run, [long] if long else [])
-    return kept
+    def _scores_of(self, states: torch.Tensor, head: Any, targets: torch.Tensor) -> Scores:
+        """Log-probability and entropy of each token, both (tokens,)."""
+        if states.device.type == "cpu" and is_frozen(head) and not self._entropy_bonus_enabled:
+            return scores_of(states, head, targets, temperature=self.temperature, low=self._low_head)
+        log_probs, entropy, *_ = log_probabilities().apply(
+            states, head.weight, head.bias, targets, self.temperature, _VOCABULARY_CHUNK, None, 1.0,
+            ("log_probs", "entropy"),
+        )  # fmt: skip
+        return log_probs, entropy
 
 
 def _arguments(run: RunFolder, config: TrainConfig, weights: list[float], device: str) -> GRPOConfig:

@@ -27,7 +27,7 @@ def constant(completions: list[str], **columns: Any) -> list[float]:
 def of_run(completions: list[str], run: list[str], answer: list[str | None], **columns: Any) -> list[float | None]:
     """No score for any prompt but the first run's, whose correction it is told."""
     return [
-        len(text) + len(text.strip()) if id == "r0" and gold == "yes" else None
+        float(sum(map(ord, text))) if id == "r0" and gold == "yes" else None
         for text, id, gold in zip(completions, run, answer, strict=True)
     ]
 
