@@ -399,7 +399,6 @@ ALLOWED: dict[str, set[str]] = {
     "training.exactness": {"shareable", "training.trl_names"},
     "training.fused_lora": set(),
     "training.prompt_lengths": {*LOW, "config", "data", "diagnosis", "models", "runs", "training.watching"},
-    "training.prompt_lengths": {*LOW, "config", "data", "diagnosis", "models", "runs", "training.watching"},
     "training.head_scores": {"training.fused_lora"},
     "training.skipping": {"training.scoring"},
     "training.drawing": {
