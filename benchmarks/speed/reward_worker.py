@@ -80,7 +80,8 @@ def curve(channel: Channel, job: dict[str, Any]) -> None:
             control.should_training_stop = control.should_training_stop or late
 
     settings = {name: SETTINGS[name] for name in _FOR_TRAINING} | job.get("settings", {})
-    both = {"group": settings["num_generations"], "new_tokens": settings["max_completion_length"]}
+    both: dict[str, Any] = {"group": settings["num_generations"], "new_tokens": settings["max_completion_length"]}
+    both["weights"] = SETTINGS["reward_weights"]
     train({**job, **both, "settings": {**settings, "seed": job["seed"]}}, rows, rewards, Looks)
     channel.say(done=True)
 

@@ -89,7 +89,11 @@ def _train_ours(job: dict[str, Any], config: Any, rows: list[dict[str, Any]], re
         facts = {"notes": [], "libraries": {}, "created": now()}
         plan = Plan(base=job["model"], config=config.resolved(), rewards=[], device="cpu", **facts)
         write_record(run.plan_file, plan)
-        asked = [Reward(function, name, 1.0, Shape("text", "text")) for name, function in rewards.items()]
+        weights = job.get("weights") or [1.0] * len(rewards)
+        asked = [
+            Reward(function, name, weight, Shape("text", "text"))
+            for (name, function), weight in zip(rewards.items(), weights, strict=True)
+        ]
         train_grpo(run, rows, asked, share=job["variant"] != "ours-unshared")
 
 
@@ -103,7 +107,7 @@ def _train_by_trl(job: dict[str, Any], config: Any, rows: list[dict[str, Any]], 
     arguments = config.grpo_arguments(device="cpu")
     for name in ("bf16", "gradient_checkpointing", "reward_weights"):
         arguments.pop(name, None)
-    arguments |= TRL[job["variant"]]
+    arguments |= TRL[job["variant"]] | {"reward_weights": job.get("weights")}
     with tempfile.TemporaryDirectory(dir=job["home"]) as folder:
         GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32),

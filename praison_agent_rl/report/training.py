@@ -16,6 +16,7 @@ _METRICS = (
     ("entropy, nats a token", ("entropy",), False),
     ("KL to the base model, nats a token", ("kl",), False),
     ("share of groups without signal, of cut-off answers", ("frac_reward_zero_std", "clipped"), True),
+    ("share of completions left out of a step, having no advantage", ("skipped",), True),
     ("gradient norm", ("grad_norm",), False),
 )
 _OF_PAIRS = (

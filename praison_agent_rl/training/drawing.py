@@ -12,11 +12,13 @@ from praison_agent_rl.decoding.loop import draw
 from praison_agent_rl.decoding.probe import why_not_drawable
 from praison_agent_rl.decoding.weights import Precision, SamplingModel
 from praison_agent_rl.rollouts import Sampled, Sampling
-from praison_agent_rl.training.skipping import SkippingTrainer
+from praison_agent_rl.training.skipping import Scores, SkippingTrainer
 from praison_agent_rl.vllm_rollouts import VllmSampler
 
 SAMPLERS: dict[str, Precision] = {"auto": "own", "exact": "own", "bfloat16": "bfloat16", "int8": "int8"}
 """What the decoder multiplies in, by the sampler of the configuration; the others have nothing to do with it."""
+DIFFERENCE = "sampling/sampling_logp_difference/mean"
+"""Metric, by TRL's name: how far log-probabilities of the sampler and of the policy are apart, nats a token."""
 _SEEDS = 2**31
 
 
@@ -96,6 +98,17 @@ class DrawingTrainer(SkippingTrainer):
         if "sampling_per_token_logps" in scored and not self.use_vllm and self.model.training:
             scored["old_per_token_logps"] = scored["sampling_per_token_logps"]
         return scored
+
+    def _scored_where_it_counts(self, ids: torch.Tensor, mask: torch.Tensor, length: int) -> Scores:
+        log_probs, entropy = super()._scored_where_it_counts(ids, mask, length)
+        drawn_with, kept = self._before, mask[:, -length:].bool()
+        fresh = self._step % (self.args.steps_per_generation * self.num_iterations) == 0  # the policy has not moved
+        if drawn_with is not None and fresh and SAMPLERS.get(self.sampler) != "own":
+            kept = kept if self._silent is None else kept & ~self._silent[:, None]
+            if kept.any():
+                difference = (log_probs.detach() - drawn_with).abs()[kept].mean()
+                self._metrics["train"][DIFFERENCE].append(float(difference))
+        return log_probs, entropy
 
     def _known_from_drawing(self, length: int) -> torch.Tensor | None:
         """Log-probabilities of the completions in work, (rows, length), where TRL would compute them once more.

@@ -28,6 +28,7 @@ STEP: Mapping[str, tuple[str, ...]] = {
 """Methods in whose place a step computes shared prompts once, and their first parameters."""
 READ = (
     "_metrics",
+    "_step",
     "_tokenizer",
     "_entropy_bonus_enabled",
     "aux_loss_enabled",

@@ -185,6 +185,11 @@ def test_a_policy_learns_from_what_was_drawn(sampler, tiny_model, in_tmp):
     assert len(rewards) == 36 and not [note for note in notes(run) if "is not used" in note]
     assert sum(rewards[-12:]) / 12 > sum(rewards[:12]) / 12 + 0.05  # a mean of 96 such answers errs by about 0.01
     assert any(tensor.abs().max() > 0 for name, tensor in adapter_of(run).items() if "lora_B" in name)
+    apart = [step["logp_difference"] for step in run.steps() if step.get("logp_difference") is not None]
+    if sampler == "exact":
+        assert apart == []
+    else:  # a rounding of the format, and no more (a policy that had moved on would differ by more)
+        assert len(apart) == 36 and all(0 < value < {"bfloat16": 0.1, "int8": 0.3}[sampler] for value in apart)
 
 
 @pytest.mark.parametrize(
