@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .step_worker import TRL
 from .workers import in_turn, started
 
 Cell = tuple[int, int]
@@ -14,6 +15,7 @@ ALL: tuple[Cell, ...] = tuple((length, group) for length in LENGTHS for group in
 CROSS: tuple[Cell, ...] = ((100, 8), (400, 8), (800, 8), (1600, 8), (400, 4), (400, 16))
 """Each length at one group size, and each group size at one length: what larger models have time for."""
 STEPS_AT_MOST = 5
+_FAST = ("ours", "ours-bf16", "ours-int8")
 
 
 def measure(
@@ -78,16 +80,15 @@ def same_to_four_digits(ours: dict[str, Any], theirs: dict[str, Any]) -> bool | 
 def tables(rows: list[dict[str, Any]]) -> list[tuple[list[str], list[list[str]]]]:
     """Speed and memory, and then the first steps, as heads and lines."""
     variants = list(rows[0]["variants"])
-    shown = [v for v in variants if v != "ours"]
-    head = ["model", "prompt", "G", *(f"{v}, s" for v in variants), *(f"ours is x faster than {v}" for v in shown)]
+    pairs = [(theirs, ours) for theirs in variants if theirs in TRL for ours in variants if ours in _FAST]
+    head = ["model", "prompt", "G", *(f"{v}, s" for v in variants), *(f"{a} / {b}" for a, b in pairs)]
     head += [f"{v}, GiB" for v in variants]
     speed, firsts = [], []
     for row in rows:
         found = row["variants"]
         place = [row["model"], str(row["prompt_tokens"]), str(row["group"])]
-        own = found.get("ours", {}).get("seconds")
         times = [_cell(found[v]["seconds"], found[v]["failed"]) for v in variants]
-        ratios = [f"{found[v]['seconds'] / own:.1f}" if own and found[v]["seconds"] else "" for v in shown]
+        ratios = [_ratio(found[a]["seconds"], found[b]["seconds"]) for a, b in pairs]
         peaks = [f"{found[v]['peak_bytes'] / 2**30:.1f}" if found[v]["peak_bytes"] else "" for v in variants]
         speed.append([*place, *times, *ratios, *peaks])
         firsts += [[*place, v, *_first(found[v], _alike(found))] for v in variants]
@@ -103,6 +104,10 @@ def tables(rows: list[dict[str, Any]]) -> list[tuple[list[str], list[list[str]]]
         "as ours-generate to 4 digits",
     ]
     return [(head, speed), (names, firsts)]
+
+
+def _ratio(theirs: float | None, ours: float | None) -> str:
+    return f"{theirs / ours:.1f}" if theirs and ours else ""
 
 
 def _cell(seconds: float | None, failed: str | None) -> str:
