@@ -14,7 +14,7 @@ from praison_agent_rl.data import Row
 from praison_agent_rl.errors import DataError, ModelError
 from praison_agent_rl.models import load_model, load_tokenizer, plain_weights, render_prompts
 from praison_agent_rl.records import Plan
-from praison_agent_rl.rollouts import Sampling
+from praison_agent_rl.rollouts import Sampling, declared_settings
 from praison_agent_rl.shareable import why_not_shareable
 from praison_agent_rl.shared_prefix import completion_states, sample_completions, until_end
 
@@ -82,6 +82,9 @@ class Engine:
         if self.model.device.type != "cpu" or getattr(self.model, "is_quantized", False):
             return None
         if why_not_shareable(self.model, longest=self.config.max_seq_length):
+            return None
+        sampled = _settings(self, _sampling(self, 1, None))
+        if declared_settings(self.model.generation_config, sampled):
             return None
         decoder = SamplingModel(self.model)
         return None if why_not_drawable(decoder, self.model) else decoder
@@ -239,8 +242,12 @@ def _complete(engine: Engine, prompts: list[list[int]], sampling: Sampling) -> l
 def _settings(engine: Engine, sampling: Sampling) -> Any:
     from transformers import GenerationConfig
 
-    drawn = {"do_sample": True, "temperature": sampling.temperature} if sampling.temperature else {"do_sample": False}
+    drawn: dict[str, Any] = {"do_sample": False}
+    if sampling.temperature:  # all in words: what is left out, `generate` takes from the model, or a top_k of 50
+        truncated = {"top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p}
+        drawn = {"do_sample": True, "temperature": sampling.temperature, **truncated}
     return GenerationConfig(
+        repetition_penalty=sampling.repetition_penalty,
         max_new_tokens=sampling.max_tokens,
         pad_token_id=engine.tokenizer.pad_token_id,
         eos_token_id=engine.eos,

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from . import config_keys as keys
+from .endpoints import why_no_address
 from .shown import shown
 from .vllm_adapters import why_not_servable
 
@@ -342,6 +343,8 @@ def _grpo_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _server_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+    if c.vllm_server_base_url and (reason := why_no_address(c.vllm_server_base_url)):
+        yield ("vllm_server_base_url",), f"vllm_server_base_url {reason}"
     if c.vllm_server_base_url and c.vllm_server_options:
         yield (
             ("vllm_server_base_url", "vllm_server_options"),

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import urllib.parse
 import urllib.request
 from typing import Any
 
@@ -12,11 +13,10 @@ def list_models(url: str, api_key: str | None, *, timeout: float = 5.0) -> dict[
 
     Raises:
         OSError: the server cannot be reached or refuses.
-        ValueError: what it answers is not a list of models.
+        ValueError: what it answers is not a list of models, or no header can carry the key.
     """
     request = urllib.request.Request(f"{url.rstrip('/')}/models")
-    if api_key:
-        request.add_header("Authorization", f"Bearer {api_key}")
+    show_key(request, api_key)
     try:
         with urllib.request.urlopen(request, timeout=timeout) as reply:
             answer = json.load(reply)
@@ -26,6 +26,36 @@ def list_models(url: str, api_key: str | None, *, timeout: float = 5.0) -> dict[
         return {str(model["id"]): dict(model) for model in answer["data"]}
     except (KeyError, TypeError) as error:
         raise ValueError(f"{url}/models did not answer with a list of models: {str(answer)[:200]}") from error
+
+
+def why_no_address(url: str) -> str | None:
+    """What is wrong with the base URL of a server; None if nothing is. No password or key that is in it is shown.
+
+    >>> why_no_address("localhost:8000")
+    "is 'localhost:8000', which is no address; give it as http://host:port"
+    """
+    if any(sign in url for sign in "@?#"):
+        return "holds a user, a query or a fragment, and would be kept and shown with it; give host and port alone"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is none, or half an IPv6 address
+        known = False
+    fits = known and url.isprintable() and not any(map(str.isspace, url))
+    return None if fits else f"is {url!r}, which is no address; give it as http://host:port"
+
+
+def show_key(request: urllib.request.Request, api_key: str | None) -> None:
+    """Have ``request`` carry the key to the address that it names, and to no other that a server sends it on to.
+
+    Raises:
+        ValueError: no header can carry the key; the message does not show it.
+    """
+    if not api_key:
+        return
+    if not (api_key.isascii() and api_key.isprintable()):  # http.client would quote it, and it would be logged
+        raise ValueError("the API key holds a line break or another character that no HTTP header can carry")
+    request.add_unredirected_header("Authorization", f"Bearer {api_key}")
 
 
 def keep_loopback_off_proxies() -> None:

@@ -18,6 +18,7 @@ from praison_agent_rl.runs import publish_folder
 from praison_agent_rl.streaming_merge import need_disk, write_companions, write_merge
 from praison_agent_rl.streaming_merge_plan import CannotStream, MergePlan, plan_merge
 from praison_agent_rl.streaming_merge_proof import ALLOWED, TensorProof, prove_tensors
+from praison_agent_rl.weight_files import check_adapter_files, check_weight_files
 
 TOLERANCE_FLOAT32 = 1e-3
 """Largest difference of logits that a merge may make in float32: rounding gives 1e-5 to 1e-4 at |logit| up to 50."""
@@ -77,6 +78,9 @@ def merge_scorer(base: str, adapter: Path, out: Path, *, config: TrainConfig, se
 
 
 def _merge_and_prove(job: _Job) -> MergeProof:
+    if Path(job.base).is_dir():
+        check_weight_files(Path(job.base))
+    check_adapter_files(job.adapter)
     with _unfinished(job.out) as folder:
         try:
             plan = plan_merge(job.base, job.adapter, config=job.config, scorer=job.scorer)
@@ -137,10 +141,8 @@ def _fits_in_memory(plan: MergePlan) -> bool:
 
 
 def _merge(model: Any, job: _Job) -> _Merged:
-    from peft import PeftModel
-
     before = _logits(model, job.sequences)
-    adapted = PeftModel.from_pretrained(model, str(job.adapter))
+    adapted = _with_adapter(model, job.adapter)
     adapted.eval()
     wanted = _logits(adapted, job.sequences)
     try:
@@ -148,6 +150,24 @@ def _merge(model: Any, job: _Job) -> _Merged:
     except ValueError as error:  # peft: not every merged weight is a finite number
         raise ModelError(f"the adapter {str(job.adapter)!r} cannot be merged: {error}") from error
     return _Merged(merged, before, wanted, _largest_difference(wanted, _logits(merged, job.sequences)))
+
+
+def _with_adapter(model: Any, adapter: Path) -> Any:
+    """PEFT's model with all of the adapter in it, and nothing else: PEFT itself passes over what does not fit."""
+    from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
+
+    try:
+        adapted = PeftModel.from_pretrained(model, str(adapter))
+        found = set_peft_model_state_dict(adapted, load_peft_weights(str(adapter), device="cpu"))
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"the adapter {str(adapter)!r} does not fit the base model: {error}") from error
+    lacking = [f"it has no {name}" for name in found.missing_keys if ".lora_" in name]
+    if odd := [*(f"the base has no place for its {name}" for name in found.unexpected_keys), *lacking]:
+        raise ModelError(
+            f"the adapter {str(adapter)!r} does not fit the base model: {odd[0]} ({len(odd)} such tensors in all); "
+            "take the base that it was trained on, or the whole adapter"
+        )
+    return adapted
 
 
 def _proof(merged: _Merged, job: _Job, folder: Path, stored: str) -> MergeProof:

@@ -1,7 +1,53 @@
 """How completions are drawn, and what is known of them once they are: the words that every sampler shares."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+_SHAPING = (
+    "min_length",
+    "min_new_tokens",
+    "stop_strings",
+    "max_time",
+    "num_beams",
+    "typical_p",
+    "top_h",
+    "min_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "sequence_bias",
+    "guidance_scale",
+    "watermarking_config",
+    "token_healing",
+    "penalty_alpha",
+    "dola_layers",
+    "diversity_penalty",
+    "num_beam_groups",
+    "constraints",
+    "force_words_ids",
+)
+"""Settings of transformers' ``generate`` by which other tokens come (generation/configuration_utils.py)."""
+_NEUTRAL_AT_1 = (
+    "num_beams",
+    "typical_p",
+    "top_p",
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "guidance_scale",
+    "num_beam_groups",
+)
+"""Those of them that change nothing at 1; all change nothing at 0, or where they are empty."""
 
 
 @dataclass(frozen=True)
@@ -33,3 +79,13 @@ class Sampled(NamedTuple):
     """One completion for each prompt, in order; the end token is kept, nothing after it."""
     log_probs: list[list[float]] | None
     """Natural log-probability of each token before any truncation, temperature applied; None if it is not known."""
+
+
+def declared_settings(declared: Any, asked: Any) -> list[str]:
+    """Names of what changes which tokens come and is set by a model alone.
+
+    ``generate`` takes from a model's own ``generation_config``, ``declared``, whatever is None in the one that it is
+    called with, ``asked``; a sampler that is handed a ``Sampling`` sees nothing of it.
+    """
+    alone = {name: getattr(declared, name, None) for name in _SHAPING if getattr(asked, name, None) is None}
+    return [name for name, value in alone.items() if value and not (value == 1 and name in _NEUTRAL_AT_1)]

@@ -219,7 +219,13 @@ def read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
 
 
 def publish_folder(temporary: Path, final: Path) -> None:
-    """Give a finished folder its name at once, replacing what an earlier attempt left there."""
+    """Give a finished folder its name at once, replacing what an earlier attempt left there.
+
+    Whatever moment the process is killed at, ``final`` is the old folder, the new one, or not there: never half of one.
+    """
+    former = final.with_name(f"{final.name}.former")
+    shutil.rmtree(former, ignore_errors=True)
     if final.exists():
-        shutil.rmtree(final)
+        os.replace(final, former)
     os.replace(temporary, final)
+    shutil.rmtree(former, ignore_errors=True)

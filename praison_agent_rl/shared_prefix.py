@@ -30,6 +30,8 @@ _COUNTED_FROM_START = (
     "max_time",
 )
 """Settings that ``generate`` counts from where it was called; with one of them it is called once."""
+_OF_NEIGHBOURS = ("no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "stop_strings", "watermarking_config")
+"""Settings that look at tokens one behind another; with one of them no padding may stand within a prompt."""
 _ROWS_AT_ONCE = 8
 """Completions of similar length that are run together."""
 
@@ -48,16 +50,17 @@ class Prefilled:
     """Last hidden state of each prompt's last cached token, of shape (prompts, 1, width)."""
 
 
-def prefill(model: Any, prompts: Sequence[TokenIds], *, pad: int, hold_back: int = 0) -> Prefilled:
+def prefill(model: Any, prompts: Sequence[TokenIds], *, pad: int, hold_back: int = 0, whole: bool = False) -> Prefilled:
     """Run each distinct prompt through ``model`` once; the last ``hold_back`` tokens are laid out but not computed.
 
-    Each prompt needs at least ``hold_back + 1`` tokens. Gradients flow if the caller has not switched them off.
+    Each prompt needs at least ``hold_back + 1`` tokens. As a ``whole``, it is computed with what it shares with others,
+    and all padding stands before it. Gradients flow if the caller has not switched them off.
     """
     import torch
     from transformers import DynamicCache
 
     device = model.device
-    shared = _common_length(prompts, hold_back=hold_back)
+    shared = 0 if whole else _common_length(prompts, hold_back=hold_back)
     width = max(map(len, prompts)) - shared
     rest = [[pad] * (width - len(p) + shared) + list(p[shared:]) for p in prompts]
     gap = [[0] * (width - len(p) + shared) + [1] * (len(p) - shared) for p in prompts]
@@ -93,14 +96,14 @@ def sample_completions(
     ends = set(eos)
     completions: list[list[int]] = [[] for _ in prompts]
     open_rows = list(range(len(prompts)))
+    settings = generation_config, model.generation_config  # what the first leaves open is taken from the second
     with torch.no_grad():
-        start = prefill(model, distinct, pad=pad, hold_back=1)
+        start = prefill(model, distinct, pad=pad, hold_back=1, whole=_sets_any(_OF_NEIGHBOURS, settings))
         rows = torch.tensor(row_of, device=start.ids.device)
         cache, ids, mask = start.cache, start.ids[rows], start.mask[rows]
         cache.batch_select_indices(rows)
         left = generation_config.max_new_tokens
-        at_once = any(getattr(generation_config, name, None) for name in _COUNTED_FROM_START)
-        block_tokens = left if at_once else _BLOCK_TOKENS
+        block_tokens = left if _sets_any(_COUNTED_FROM_START, settings) else _BLOCK_TOKENS
         named = cache_name(model.base_model)
         while left > 0 and open_rows:
             block = _with_limit(generation_config, min(left, block_tokens))
@@ -215,6 +218,10 @@ def _common_length(prompts: Sequence[TokenIds], *, hold_back: int = 0) -> int:
             break
         length += 1
     return length
+
+
+def _sets_any(names: Sequence[str], settings: Sequence[Any]) -> bool:
+    return any(getattr(each, name, None) for each in settings for name in names)
 
 
 def _with_limit(generation_config: Any, tokens: int) -> Any:

@@ -88,6 +88,7 @@ def plan_merge(base: str, adapter: Path, *, config: TrainConfig, scorer: bool = 
 
     Raises:
         CannotStream: not all of it is known to be exact.
+        ModelError: the base lacks weights, which transformers would make up.
     """
     shards = _shards(base, config)
     model, missing = _empty_model(base, config, scorer=scorer)
@@ -99,6 +100,7 @@ def plan_merge(base: str, adapter: Path, *, config: TrainConfig, scorer: bool = 
         changes[name] = changes.get(name, Change())._replace(replaced=tensor)
     added = {name: changes.pop(name).replaced for name in sorted(missing) if name in changes}
     if left := sorted(missing - added.keys()):
+        _refuse_made_up(base, left, head_may_be_new=scorer, trunk=f"{model.base_model_prefix}.")
         raise CannotStream(f"the base has no tensor for {left[0]}, and neither has the adapter")
     _refuse_tied(model, changes.keys() | added.keys())
     by_disk = {}
@@ -251,6 +253,8 @@ def _changes_of_layer(name: str, layer: Any, left: dict[str, Any]) -> dict[str, 
     if lost := [key for key in wanted if key not in left]:
         raise CannotStream(f"the adapter lacks {lost[0]}")
     a, b = (left.pop(key) for key in wanted)
+    if len(found := {len(a), b.shape[-1], layer.r[adapter]}) > 1:  # the config's is what alpha is divided by
+        raise CannotStream(f"{name} has several ranks in the adapter's tensors and config: {sorted(found)}")
     turned = embedding or bool(layer.fan_in_fan_out)
     changes = {f"{name}.weight": Change(name, a=a, b=b, scaling=scaling, turned=turned)}
     if (bias := left.pop(f"{name}.lora_B.bias", None)) is not None:
@@ -258,6 +262,15 @@ def _changes_of_layer(name: str, layer: Any, left: dict[str, Any]) -> dict[str, 
             raise CannotStream(f"{name} has a LoRA bias that the adapter's config does not speak of")
         changes[f"{name}.bias"] = Change(name, bias=bias, scaling=scaling)
     return changes
+
+
+def _refuse_made_up(base: str, lacking: list[str], *, head_may_be_new: bool, trunk: str) -> None:
+    """Raise ModelError for weights that would be random numbers; only the head of a reward model may be, at first."""
+    if lost := [name for name in lacking if name.startswith(trunk) or not head_may_be_new]:
+        raise ModelError(
+            f"{base!r} has no weights for {', '.join(lost[:3])} ({len(lost)} in all), so random ones would be merged; "
+            "it was not copied or downloaded whole, or its index does not name all: fetch it again"
+        )
 
 
 def _refuse_tied(model: Any, changed: set[str]) -> None:

@@ -1,11 +1,11 @@
 """Which adapters vLLM can serve as PEFT means them; nothing is sent to a server here."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from praison_agent_rl.errors import ConfigError, ServerFailed
+from praison_agent_rl.errors import ConfigError, ServerFailed, TrainingFailed
 
 _MOVED_BASE = ("pissa", "olora", "corda", "loftq")
 """Starts of an adapter for which PEFT changes the base weights (vllm/lora/peft_helper.py, _init_is_supported)."""
@@ -39,6 +39,28 @@ def why_not_servable(config: Mapping[str, Any]) -> str | None:
     if outer := sorted({name.rpartition(".")[2] for name in names} & set(_OUTER)):
         return f"vLLM serves no adapter on embeddings or the output head (target_modules names {', '.join(outer)})"
     return None
+
+
+def save_servable(folder: Path, save: Callable[[Path], None]) -> None:
+    """Have ``save`` write an adapter to ``folder``, which is made, and take out of it what no server needs.
+
+    Raises:
+        ConfigError: vLLM cannot serve such an adapter.
+        ServerFailed: ``save`` wrote none.
+        TrainingFailed: it cannot be written there.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        folder.mkdir(parents=True)
+        save(folder)
+        make_servable(folder)
+    except (OSError, SafetensorError) as error:
+        raise TrainingFailed(
+            f"the policy cannot be written to {str(folder)!r} for the vLLM server: "
+            f"{getattr(error, 'strerror', None) or error}; make room there and see that it may be written to, or put "
+            "the run's folder (output_dir) on another disk"
+        ) from error
 
 
 def make_servable(folder: Path) -> None:

@@ -8,6 +8,8 @@ import urllib.request
 from collections.abc import Iterable
 from typing import Any
 
+from praison_agent_rl.endpoints import show_key
+
 
 class Refused(Exception):
     """The server answered, and refused."""
@@ -28,23 +30,41 @@ def ask(
     Raises:
         Refused: it answered with an error.
         OSError: it cannot be reached, or did not answer in time.
+        ValueError: no header can carry the key.
     """
     request = urllib.request.Request(url, json.dumps(body).encode(), method="POST")
     request.add_header("Content-Type", "application/json")
-    if api_key:
-        request.add_header("Authorization", f"Bearer {api_key}")
-    left = iter(pauses)
+    show_key(request, api_key)
+    opener, left = urllib.request.build_opener(_NotSentOn), iter(pauses)
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as reply:
+            with opener.open(request, timeout=timeout) as reply:
                 return _as_object(reply.read())
         except urllib.error.HTTPError as error:
-            raise Refused(error.code, _message_of(error.read())) from error
+            raise Refused(error.code, _said_by(error)) from error
         except (OSError, http.client.HTTPException) as error:
             pause = next(left, None) if _broken(error) else None
             if pause is None:
                 raise error if isinstance(error, OSError) else ConnectionError(repr(error)) from error
             time.sleep(pause)
+
+
+class _NotSentOn(urllib.request.HTTPRedirectHandler):
+    """Follows to no other address: urllib would go there with a GET, so nothing that is posted would arrive."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        """Called by urllib where a server names another address."""
+        reason = f"it sends what is asked on to {newurl!r}; give the address that answers itself"
+        raise urllib.error.HTTPError(req.full_url, code, reason, headers, fp)
+
+
+def _said_by(error: urllib.error.HTTPError) -> str:
+    if 300 <= error.code < 400:
+        return str(error.reason)
+    try:
+        return _message_of(error.read())
+    except (OSError, http.client.HTTPException):  # the connection broke in the middle of the refusal
+        return str(error.reason)
 
 
 def _broken(error: Exception) -> bool:

@@ -23,8 +23,9 @@ from praison_agent_rl.endpoints import keep_loopback_off_proxies, list_models
 from praison_agent_rl.errors import ConfigError, ServerFailed
 from praison_agent_rl.rollouts import Sampled, Sampling
 from praison_agent_rl.serving import LOG
-from praison_agent_rl.vllm_adapters import make_servable
+from praison_agent_rl.vllm_adapters import save_servable
 from praison_agent_rl.vllm_calls import Refused, ask
+from praison_agent_rl.vllm_completions import completion_request, why_unreadable
 from praison_agent_rl.vllm_serving import VllmServer, rank_of, start_vllm_server
 
 _SAME = 0.02
@@ -105,7 +106,7 @@ class VllmSampler:
             models = list_models(self._url, self._server.api_key, timeout=30.0)
         except (OSError, ValueError) as error:
             raise ServerFailed(f"{self._what} does not say which models it has: {error}{self._end_of_log()}") from error
-        bases = [model for model in models.values() if not model.get("parent")]
+        bases = [model for name, model in models.items() if name and not model.get("parent")]
         if not bases:
             raise ServerFailed(f"{self._what} lists no base model")
         room = bases[0].get("max_model_len")
@@ -135,15 +136,14 @@ class VllmSampler:
         Raises:
             ConfigError: vLLM cannot serve such an adapter.
             ServerFailed: the server is gone or refused it.
+            TrainingFailed: it cannot be written, as the disk is full or the folder may not be written to.
         """
         if self._offered and self._offered[0] == step:
             return self._offered[1]
         name = f"{self._run_id}-{step}-{secrets.token_hex(4)}"
         folder = self._folder / name
-        folder.mkdir(parents=True)
         try:
-            save(folder)
-            make_servable(folder)
+            save_servable(folder, save)
             self._load(name, folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -215,7 +215,7 @@ class VllmSampler:
         self, name: str, prompt: list[int], count: int, sampling: Sampling
     ) -> list[tuple[list[int], list[float]]]:
         greedy = sampling.temperature == 0
-        body = _request(name, prompt, sampling) | {"n": 1 if greedy else count}  # vLLM refuses equal answers
+        body = completion_request(name, prompt, sampling) | {"n": 1 if greedy else count}  # vLLM refuses equal answers
         choices = self._complete(body)
         drawn = [self._read(choice, prompt, sampling) for choice in choices]
         return drawn * count if greedy else drawn
@@ -229,12 +229,17 @@ class VllmSampler:
             log = self._end_of_log() if refused.status >= 500 else ""  # its engine may have died behind its back
             asked = f"a prompt of {len(body['prompt'])} tokens"
             raise ServerFailed(f"{self._what} refused {asked}: {refused}{gone}{log}") from refused
+        if not answer:
+            raise ServerFailed(f"{self._what} answered completions with no JSON object; is there a proxy before it?")
         if answer.get("model") != body["model"]:
             raise ServerFailed(
                 f"{self._what} was asked for the policy {body['model']!r} and answered as {answer.get('model')!r}; its "
                 "answer is not used. Is there a router before it that renames models?"
             )
-        choices = sorted(answer.get("choices") or [], key=lambda choice: int(choice.get("index", 0)))
+        given = answer.get("choices") or []
+        if unreadable := why_unreadable(given):
+            raise ServerFailed(f"{self._what} answered as no vLLM does: with {unreadable}; see what runs there")
+        choices = sorted(given, key=lambda choice: int(choice.get("index", 0)))
         if len(choices) != body["n"]:
             raise ServerFailed(f"{self._what} was asked for {body['n']} completions and gave {len(choices)}")
         return choices
@@ -292,7 +297,7 @@ class VllmSampler:
 
     def _gives_processed(self, name: str, prompt: list[int]) -> bool:
         """Whether the server's log-probabilities change with the temperature."""
-        body = _request(name, prompt, Sampling(max_tokens=1)) | {"logprobs": 1, "n": 1}
+        body = completion_request(name, prompt, Sampling(max_tokens=1)) | {"logprobs": 1, "n": 1}
         likeliest = []
         for temperature in (1.0, 2.0):  # vLLM takes none above 2
             choice = self._complete({**body, "temperature": temperature})[0]
@@ -351,28 +356,13 @@ def start_sampling_server(base: str, *, rank: int, longest: int, options: Sequen
 def _what_to_do(refused: Refused, rank: int) -> str:
     if "max_lora_rank" in refused.said or "max-lora-rank" in refused.said:
         return f"the adapter has rank {rank}: start the server with --max-lora-rank {rank} or more, or lower lora_r"
+    if refused.status in (401, 403):
+        return "give the key that it asks for"
     if refused.status == 404 and "adapter" not in refused.said.lower():
         return "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
     if refused.status == 404:
         return "it does not see that folder: say by seen_as under which path it does"
     return f"the adapter has rank {rank}; the server's log says more"
-
-
-def _request(name: str, prompt: list[int], sampling: Sampling) -> dict[str, Any]:
-    """Every setting is said, as a server fills in what is not from the model's generation config."""
-    drawn = {key: getattr(sampling, key) for key in ("max_tokens", "temperature", "top_p", "top_k", "min_p")}
-    seed = {} if sampling.seed is None else {"seed": sampling.seed}
-    return {
-        "model": name,
-        "prompt": prompt,
-        **drawn,
-        **seed,
-        "repetition_penalty": sampling.repetition_penalty,
-        "stop_token_ids": list(sampling.ends),
-        "ignore_eos": True,  # else the model's own end tokens end it too, asked for or not
-        "logprobs": 0,  # of the tokens drawn and no others
-        "return_token_ids": True,
-    }
 
 
 def _seeded(sampling: Sampling, start: int) -> Sampling:

@@ -41,11 +41,19 @@ def check_weight_files(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         named = _read_object(index).get("weight_map")
-        files = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
+        if not isinstance(named, dict):
+            raise ModelError(f"{str(index)!r} has no weight_map, so nobody can say which file holds what; {_AGAIN}")
+        files = sorted({str(name) for name in named.values()})
         if missing := [name for name in files if not (folder / name).is_file()]:
             raise ModelError(f"{str(folder)!r} lacks {', '.join(missing)} of {len(files)} weight files; {_AGAIN}")
     for file in sorted(folder.glob("*.safetensors")):
         read_header(file)
+
+
+def check_adapter_files(folder: Path) -> None:
+    """Raise ModelError if an adapter's config, or its tensors in safetensors, are missing or broken."""
+    _read_object(folder / "adapter_config.json")
+    read_header(folder / "adapter_model.safetensors")
 
 
 def check_tokenizer_files(folder: Path) -> None:

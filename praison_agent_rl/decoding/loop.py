@@ -118,10 +118,20 @@ class _Drawn:
 
 
 def _place_in_blocks(weights: torch.Tensor) -> torch.Tensor:
-    """As ``_place`` of (rows, many), by the block first and then within it: there is no running sum over all."""
+    """As ``_place`` of (rows, many), by the block first and then within it: there is no running sum over all.
+
+    Raises:
+        ValueError: a row is not made of numbers, which ``torch.multinomial`` refuses too.
+    """
     rows, width = weights.shape
     blocks = functional.pad(weights, (0, -width % _BLOCK)).view(rows, -1, _BLOCK)
-    block = _place(blocks.sum(-1))
+    sums = blocks.sum(-1)
+    if not bool(sums.isfinite().all()):
+        raise ValueError(
+            "no token can be drawn: the model gives NaN for probabilities, so its weights or what it computes with "
+            "them are NaN or infinite. Lower learning_rate, or see whether the model's files are whole"
+        )
+    block = _place(sums)
     within = _place(blocks[torch.arange(rows, device=weights.device), block[:, 0]])
     return block * _BLOCK + within
 

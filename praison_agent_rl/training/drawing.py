@@ -11,7 +11,7 @@ import torch
 from praison_agent_rl.decoding.loop import draw
 from praison_agent_rl.decoding.probe import why_not_drawable
 from praison_agent_rl.decoding.weights import Precision, SamplingModel
-from praison_agent_rl.rollouts import Sampled, Sampling
+from praison_agent_rl.rollouts import Sampled, Sampling, declared_settings
 from praison_agent_rl.training.skipping import Scores, SkippingTrainer
 from praison_agent_rl.vllm_rollouts import VllmSampler
 
@@ -49,6 +49,8 @@ class DrawingTrainer(SkippingTrainer):
             return "it is for CPUs"
         if self.args.repetition_penalty != 1 or self.args.generation_kwargs or self.args.cache_implementation:
             return "it knows temperature, top_p, top_k and min_p, and no other setting of generation"
+        if declared := declared_settings(policy.generation_config, self.generation_config):
+            return f"it knows nothing of what the model's generation_config sets ({', '.join(declared)})"
         precision = SAMPLERS[self.sampler]
         self._drawing = SamplingModel(policy, precision)
         return why_not_drawable(self._drawing, policy, precision)

@@ -36,8 +36,7 @@ def policy_server(run: RunFolder, config: TrainConfig, source: str) -> Iterator[
     ``source`` are the weights that are trained.
 
     Raises:
-        ConfigError: the server has other weights or takes shorter texts, its address is none, or several processes
-            would each start one.
+        ConfigError: the server has other weights or takes shorter texts, or several processes would each start one.
         MissingExtra: there is no vLLM.
         ServerFailed: it does not come up or answer.
     """
@@ -59,11 +58,9 @@ def policy_server(run: RunFolder, config: TrainConfig, source: str) -> Iterator[
 
 def _server(run: RunFolder, config: TrainConfig, source: str) -> VllmServer | ForeignServer:
     if url := config.vllm_server_base_url:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise ConfigError(f"vllm_server_base_url is {url!r}, which is no address; give it as http://host:port")
-        run.report_event("note", text=f"completions are drawn by the vLLM server {urlsplit(url).netloc or url}")
+        run.report_event("note", text=f"completions are drawn by the vLLM server {urlsplit(url).netloc}")
         sees = config.vllm_server_sees and f"{config.vllm_server_sees.rstrip('/')}/{_place()}".rstrip("/")
-        return ForeignServer(url=url, api_key=os.environ.get(API_KEY), seen_as=sees)
+        return ForeignServer(url=url, api_key=os.environ.get(API_KEY, "").strip() or None, seen_as=sees)
     if _place():
         raise ConfigError(
             f"{os.environ['WORLD_SIZE']} processes train (WORLD_SIZE), and each would start a vLLM server of its own; "

@@ -1,6 +1,7 @@
 """The package's own decoder draws what the model itself would, from prompts that are computed once."""
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from praison_agent_rl.decoding.loop import _place_in_blocks, draw
 from praison_agent_rl.decoding.probe import why_not_drawable
 from praison_agent_rl.decoding.weights import Bfloat16Linear, PackedLinear, RepackedLinear, SamplingModel
 from praison_agent_rl.rewards import Reward
-from praison_agent_rl.rollouts import Sampling
+from praison_agent_rl.rollouts import _SHAPING, Sampling, declared_settings
 from praison_agent_rl.shared_prefix import sample_completions
 from praison_agent_rl.training import drawing
 from praison_agent_rl.training.grpo import train_grpo
@@ -134,6 +135,14 @@ def test_a_token_that_is_taken_out_is_never_drawn(policy, sampling, allowed):
     best = policy(torch.tensor([PROMPTS[0]])).logits[0, -1].topk(allowed).indices.tolist()
     sampled = draw(SamplingModel(policy), [PROMPTS[0]] * 200, Sampling(1, **sampling), pad=0)
     assert {ids[0] for ids in sampled.ids} == set(best)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_model_that_gives_no_probabilities_is_an_error_and_says_so(policy, broken):
+    with torch.no_grad():
+        policy.get_output_embeddings().weight[3] = broken
+    with pytest.raises(ValueError, match="no token can be drawn: the model gives NaN"):
+        draw(SamplingModel(policy), PROMPTS, Sampling(4), pad=0)
 
 
 @pytest.mark.parametrize(("precision", "near"), [("bfloat16", 0.15), ("int8", 0.3)])
@@ -257,3 +266,62 @@ def test_answers_come_from_the_decoder_and_are_those_of_generate(policy, tiny_mo
     plain = Engine(policy, tokenizer, config, [1])
     plain.__dict__["decoder"] = None
     assert [answer.ids for answer in ours] == [answer.ids for answer in answer_rows(plain, rows, Manner())]
+
+
+# what `generate` keeps, hands out, counts with or computes faster by, and what always comes from who calls it
+SHAPES_NOTHING = """
+max_length max_new_tokens early_stopping do_sample use_mtp use_cache cache_implementation cache_config
+max_cache_len temperature length_penalty renormalize_logits remove_invalid_values num_return_sequences output_attentions
+output_hidden_states output_scores output_logits return_dict_in_generate pad_token_id bos_token_id eos_token_id
+decoder_start_token_id is_assistant num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
+prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit assistant_lookbehind target_lookbehind
+assistant_ensemble_weight speculation_type compile_config disable_compile continuous_batching_config low_memory
+prefill_chunk_size _from_model_config transformers_version
+"""
+
+
+def test_every_setting_of_generate_is_known_to_shape_what_is_drawn_or_not_to():
+    assert set(GenerationConfig().to_dict()) <= {*_SHAPING, *SHAPES_NOTHING.split()}
+
+
+def test_what_a_model_alone_sets_is_named_unless_it_changes_nothing():
+    asked = GenerationConfig(temperature=1.0, top_p=1.0, top_k=0, repetition_penalty=1.0)
+    usual = GenerationConfig(do_sample=True, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.1)
+    assert declared_settings(usual, asked) == []
+    idle = GenerationConfig(num_beams=1, typical_p=1.0, no_repeat_ngram_size=0, suppress_tokens=[], min_p=0.0)
+    assert declared_settings(idle, asked) == []
+    odd = GenerationConfig(do_sample=True, min_p=0.1, no_repeat_ngram_size=1, suppress_tokens=[5])
+    assert declared_settings(odd, asked) == ["min_p", "no_repeat_ngram_size", "suppress_tokens"]
+    assert declared_settings(odd, GenerationConfig(min_p=0.0, no_repeat_ngram_size=0)) == ["suppress_tokens"]
+
+
+def test_a_model_that_shapes_its_own_answers_is_left_to_generate(tiny_model, in_tmp):
+    folder = in_tmp / "model"
+    shutil.copytree(tiny_model, folder)
+    own = GenerationConfig.from_pretrained(folder)
+    own.suppress_tokens = list(range(3, 40))
+    own.save_pretrained(folder)
+    run = planned(in_tmp / "run", folder, sampler="exact", watch=False)
+    train_grpo(run, rows_of(), [Reward(lower_case, "lower")])
+    said = "'exact' is not used, but generate: it knows nothing of what the model's generation_config sets"
+    assert [note for note in notes(run) if f"{said} (suppress_tokens)" in note]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    config = TrainConfig.load(need_model=False, need_data=False)
+    assert Engine(model, tokenizer, config, [1]).decoder is None
+
+
+@pytest.mark.parametrize("decodes", [True, False], ids=["decoder", "generate"])
+def test_sampled_answers_are_cut_short_by_no_setting_that_the_model_brings(policy, tiny_model, decodes):
+    policy.generation_config.update(do_sample=True, top_k=3, top_p=0.5, min_p=0.5, repetition_penalty=1.5)
+    with torch.no_grad():
+        policy.get_output_embeddings().weight.mul_(0.01)  # all 259 tokens become about as likely
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
+    config = TrainConfig.load(need_model=False, need_data=False, max_completion_length=1, max_seq_length=128)
+    engine = Engine(policy, tokenizer, config, [1])
+    if not decodes:
+        engine.__dict__["decoder"] = None
+    assert (engine.decoder is not None) == decodes
+    answers = answer_rows(engine, [{"prompt": [{"role": "user", "content": "a"}]}] * 300, Manner(2))
+    drawn = {answer.ids for answer in answers if answer.sample}
+    # 300 draws of 259 tokens show 259 * (1 - exp(-300 / 259)) = 178 of them; `generate` alone would keep 50 at most
+    assert 140 < len(drawn) < 215

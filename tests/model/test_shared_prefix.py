@@ -193,6 +193,29 @@ def test_a_least_length_counts_from_the_start_and_not_from_each_block(model):
     assert min(map(len, got)) > 10 and min(map(len, got)) < 20
 
 
+def test_a_least_length_that_the_model_brings_counts_from_the_start_too(model, monkeypatch):
+    ends = end_tokens_that_end_early(model)
+    config = settings(repetition_penalty=1.8, eos_token_id=ends)
+    monkeypatch.setattr(model.generation_config, "min_new_tokens", 10)
+    got = sampled(model, COMMON, config, eos=ends)
+    assert got == generated(model, COMMON, config)
+    assert 10 < min(map(len, got)) < 20
+
+
+@pytest.mark.parametrize("brought", [False, True], ids=["asked for", "brought by the model"])
+def test_pairs_of_tokens_count_where_a_prompt_leaves_what_it_shares(model, brought, monkeypatch):
+    # the pair (72, 73) stands on the border of what both share and the first's own; five tokens soon repeat a pair
+    prompts = [[70, 71, 72, 73, 74, 70], [70, 71, 72, *[74, 73, 72] * 3, 71, 70, 73]]
+    config = settings(suppress_tokens=[token for token in range(259) if token not in range(70, 75)])
+    free = sampled(model, prompts, config)
+    if brought:
+        monkeypatch.setattr(model.generation_config, "no_repeat_ngram_size", 2)
+    else:
+        config.no_repeat_ngram_size = 2
+    got = sampled(model, prompts, config)
+    assert got == generated(model, prompts, config) and got != free
+
+
 def test_first_tokens_are_drawn_from_the_softmax(model):
     n, temperature = 2000, 1.5
     torch.manual_seed(11)

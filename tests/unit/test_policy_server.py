@@ -40,6 +40,11 @@ def loaded(**keys: Any) -> TrainConfig:
             {"vllm_server_base_url": LOCAL, "vllm_server_options": ["--dtype", "half"]},
             f"vllm_server_options are for a server that is started here, and {LOCAL} runs already; keep one of them",
         ),
+        ({"vllm_server_base_url": "127.0.0.1:8000"}, "is '127.0.0.1:8000', which is no address; give it as http://"),
+        ({"vllm_server_base_url": "http://[::1"}, "is 'http://[::1', which is no address"),
+        ({"vllm_server_base_url": "http://host:port"}, "is 'http://host:port', which is no address"),
+        ({"vllm_server_base_url": "http:///v1"}, "is 'http:///v1', which is no address"),
+        ({"vllm_server_base_url": "http://ho st:1"}, "is 'http://ho st:1', which is no address"),
         ({"vllm_server_sees": "/mnt/run"}, "give its vllm_server_base_url too, or remove it"),
         ({"generation_kwargs": {"typical_p": 0.9}}, "a vLLM server is not told them"),
         ({"max_lora_rank": 8, "lora_r": 16}, "max_lora_rank 8 is below lora_r 16"),
@@ -205,20 +210,31 @@ def test_a_server_that_does_not_fit_is_refused_before_training(in_tmp, stand_in,
         raise AssertionError("it began")
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        (
-            "http://127.0.0.1:9",
-            r"the vLLM server at http://127\.0\.0\.1:9/v1 does not say which models it has: .*refused",
-        ),
-        ("127.0.0.1:8000", r"vllm_server_base_url is '127\.0\.0\.1:8000', which is no address; give it as http://"),
-    ],
-)
-def test_an_address_where_no_server_is_is_said(in_tmp, url, said):
-    run, config = planned(in_tmp / "run", vllm_server_base_url=url)
-    with pytest.raises((ServerFailed, ConfigError), match=said), policy_server(run, config, "owner/base"):
+def test_an_address_where_no_server_is_is_said(in_tmp):
+    run, config = planned(in_tmp / "run", vllm_server_base_url="http://127.0.0.1:9")
+    said = r"the vLLM server at http://127\.0\.0\.1:9/v1 does not say which models it has: .*refused"
+    with pytest.raises(ServerFailed, match=said), policy_server(run, config, "owner/base"):
         raise AssertionError("it began")
+
+
+@pytest.mark.parametrize("url", ["http://me:s3cret@h:1", "http://h:1/v1?key=s3cret", "http://s3cret@[::1]:8000"])
+def test_a_secret_in_an_address_is_refused_before_it_is_kept_and_is_not_shown(url):
+    with pytest.raises(ConfigError, match="give host and port alone") as caught:
+        loaded(sampler="vllm", vllm_server_base_url=url)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:8000", "https://h/v1/", "HTTP://h", "http://10.0.0.2:8000/prefix/v1"])
+def test_every_form_of_an_address_is_taken(url):
+    assert loaded(sampler="vllm", vllm_server_base_url=url).vllm_server_base_url == url
+
+
+def test_a_key_that_came_with_a_line_break_is_taken_without_it(in_tmp, stand_in, monkeypatch):
+    _, url = stand_in
+    monkeypatch.setenv(API_KEY, f"{KEY}\n")
+    run, config = planned(in_tmp / "run", vllm_server_base_url=url)
+    with policy_server(run, config, "owner/base") as server:
+        assert server is not None and server.offer(0, save)
 
 
 def test_the_folder_is_named_to_a_server_by_the_path_that_it_sees(in_tmp, stand_in):

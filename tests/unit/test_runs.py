@@ -1,12 +1,15 @@
 """The folder of a run survives half a line, and a broken file is named."""
 
+import contextlib
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from praison_agent_rl.errors import ConfigError
 from praison_agent_rl.records import Interval, Plan
-from praison_agent_rl.runs import RunFolder, read_record, write_record
+from praison_agent_rl.runs import RunFolder, publish_folder, read_record, write_record
 
 
 def test_half_a_line_of_a_killed_process_is_passed_over(tmp_path: Path) -> None:
@@ -54,3 +57,38 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="already exists and is not empty"):
         RunFolder.create(tmp_path)
     assert (tmp_path / "kept.txt").read_text() == "mine"
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all_whenever_it_is_killed(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def files(folder):
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else None
+
+    real = {"replace": os.replace, "rmtree": shutil.rmtree}
+    for moment in range(5):
+        home = tmp_path / str(moment)
+        for name, inside in (("out", ("a", "b")), ("out.part", ("c", "d"))):
+            (home / name).mkdir(parents=True)
+            for file in inside:
+                (home / name / file).write_text("x")
+        calls = iter(range(10))
+
+        def counted(real_one, calls=calls, moment=moment):
+            def call(*given, **options):
+                if next(calls) == moment:
+                    raise Killed
+                return real_one(*given, **options)
+
+            return call
+
+        monkeypatch.setattr(os, "replace", counted(real["replace"]))
+        monkeypatch.setattr(shutil, "rmtree", counted(real["rmtree"]))
+        with contextlib.suppress(Killed):
+            publish_folder(home / "out.part", home / "out")
+        monkeypatch.undo()
+        assert files(home / "out") in (["a", "b"], ["c", "d"], None)
+        if (home / "out.part").exists():  # the next attempt succeeds
+            publish_folder(home / "out.part", home / "out")
+        assert files(home / "out") == ["c", "d"] and not (home / "out.part").exists()
