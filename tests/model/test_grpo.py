@@ -203,9 +203,13 @@ def a_batch():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("batch_size", [None, 4])
-def test_log_probabilities_entropies_and_gradients_are_those_of_trl(untied_model, in_tmp, temperature, batch_size):
-    trainer = trainer_for(planned(in_tmp / "run", untied_model, temperature=temperature), untied_model)
-    assert trainer.not_shared_because is None
+@pytest.mark.parametrize("bonus", [0.3, 0.0])
+def test_log_probabilities_entropies_and_gradients_are_those_of_trl(
+    untied_model, in_tmp, temperature, batch_size, bonus
+):
+    changes = {"entropy_coef": bonus} if bonus else {}  # entropies have a gradient where the loss asks for it
+    trainer = trainer_for(planned(in_tmp / "run", untied_model, temperature=temperature, **changes), untied_model)
+    assert trainer.not_shared_because is None and trainer._entropy_bonus_enabled == (bonus > 0)
     ids, mask = a_batch()
     kept = mask[:, 17:].bool()
     found = {}
@@ -217,7 +221,7 @@ def test_log_probabilities_entropies_and_gradients_are_those_of_trl(untied_model
         assert log_probs.shape == entropies.shape == (6, 7) and nothing is None
         weights = torch.linspace(-1, 1, int(kept.sum()))
         trainer.model.zero_grad()
-        ((log_probs[kept] + 0.3 * entropies[kept]) * weights).sum().backward()
+        ((log_probs[kept] + bonus * entropies[kept]) * weights).sum().backward()
         gradients = {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
         found[way] = log_probs[kept].detach(), entropies[kept].detach(), gradients
     for got, wanted in zip(found["shared"][:2], found["trl"][:2], strict=True):
