@@ -7,12 +7,8 @@ import torch
 from praison_agent_rl.decoding.loop import draw
 from praison_agent_rl.decoding.weights import Precision, SamplingModel, is_adapted
 from praison_agent_rl.rollouts import Sampling
+from praison_agent_rl.roundings import FAULTS, allowed_difference
 
-_FAULTS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
-_FLOAT32 = 1e-4
-"""Largest difference that rounding may make, of the largest log-probability. A wrong position or mask makes 1e-1."""
-_ROUNDINGS = 16
-"""The same with fewer bits, in roundings of the format."""
 _INT8 = 1 / 127
 _LENGTHS = (9, 6, 9)
 """Tokens of the prompts; the last is the first again."""
@@ -31,12 +27,12 @@ def why_not_drawable(sampler: SamplingModel, policy: Any, precision: Precision =
     try:
         drawn = draw(sampler, prompts, Sampling(_NEW, temperature=0.0), pad=0)
         wanted = [_log_probs(policy, prompt, ids) for prompt, ids in zip(prompts, drawn.ids, strict=True)]
-    except _FAULTS as error:
+    except FAULTS as error:
         return f"a few tokens could not be drawn so: {type(error).__name__}: {error}"
     assert drawn.log_probs is not None
     got, plain = torch.tensor(drawn.log_probs), torch.stack(wanted).cpu()
     difference = float((got - plain).abs().max() / plain.abs().max().clamp(min=1))
-    allowed = _allowed(policy, precision)
+    allowed = allowed_difference(_rounding(policy, precision))
     if difference <= allowed:
         return None
     return (
@@ -52,7 +48,7 @@ def _log_probs(policy: Any, prompt: list[int], ids: list[int]) -> torch.Tensor:
     return logits.log_softmax(-1).gather(1, whole[0, len(prompt) :, None])[:, 0]
 
 
-def _allowed(policy: Any, precision: Precision) -> float:
-    stored = 0.0 if policy.dtype == torch.float32 else float(torch.finfo(policy.dtype).eps)
+def _rounding(policy: Any, precision: Precision) -> float:
+    stored = float(torch.finfo(policy.dtype).eps)
     fewer = {"own": stored, "bfloat16": float(torch.finfo(torch.bfloat16).eps), "int8": max(_INT8, stored)}
-    return max(_FLOAT32, _ROUNDINGS * fewer[precision])
+    return fewer[precision]

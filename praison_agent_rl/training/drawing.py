@@ -52,15 +52,15 @@ class DrawingTrainer(SkippingTrainer):
         if declared := declared_settings(policy.generation_config, self.generation_config):
             return f"it knows nothing of what the model's generation_config sets ({', '.join(declared)})"
         precision = SAMPLERS[self.sampler]
-        self._drawing = SamplingModel(policy, precision)
-        return why_not_drawable(self._drawing, policy, precision)
+        drawing = SamplingModel(policy, precision)
+        if (why_not := why_not_drawable(drawing, policy, precision)) is None:
+            self._drawing = drawing  # else its copy of the weights goes at once
+        return why_not
 
-    def _drawn(self, policy: Any, prompt_ids: list[list[int]]) -> Sampled:
-        """Completions of the policy, whose adapter is merged."""
-        if self._drawing is None:
-            self._drawing = SamplingModel(policy, SAMPLERS[self.sampler])
-        else:
-            self._drawing.refresh()
+    def _drawn(self, prompt_ids: list[list[int]]) -> Sampled:
+        """Completions of the policy, whose adapter is merged, and which can be drawn for."""
+        assert self._drawing is not None
+        self._drawing.refresh()
         return draw(self._drawing, prompt_ids, self._sampling(), pad=self._tokenizer.pad_token_id)
 
     def _as_trl_takes(self, sampled: Sampled) -> tuple[list[list[int]], list[list[float]] | None]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType
 
+from praison_agent_rl.roundings import FAULTS, allowed_difference
 from praison_agent_rl.shareable import why_not_shareable, why_not_trainable
 from praison_agent_rl.training.trl_names import why_not_by_names
 
@@ -19,13 +20,8 @@ Scoring = Callable[[torch.Tensor, torch.Tensor, int], Scores]
 
 _CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")  # transformers 6 takes the first only
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
-_FLOAT32 = 1e-4
-"""Largest difference that rounding may make, of the largest log-probability. A wrong position or mask makes 1e-1."""
-_ROUNDINGS = 16
-"""The same with fewer bits, in roundings of the format."""
 _PROMPTS, _COMPLETIONS = (3, 9, 6), (1, 6, 4, 2, 5, 3)
 _COMMON = 2
-_FAULTS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
 def why_not_shared(trainer: Any, policy: Any, *, longest: int | None) -> str | None:
@@ -66,9 +62,9 @@ def why_measured_otherwise(
         with torch.no_grad():
             got, wanted = shared(ids, mask, length), plain(ids, mask, length)
         differences = [_relative(*pair, mask[:, -length:]) for pair in zip(got, wanted, strict=True)]
-    except _FAULTS as error:
+    except FAULTS as error:
         return f"a few completions could not be scored so: {type(error).__name__}: {error}"
-    allowed = max(_FLOAT32, _ROUNDINGS * torch.finfo(dtype).eps) if dtype != torch.float32 else _FLOAT32
+    allowed = allowed_difference(float(torch.finfo(dtype).eps))
     if all(difference <= allowed for difference in differences):
         return None
     return (

@@ -200,7 +200,7 @@ class PolicyTrainer(DrawingTrainer):
             return result
         with self._ready_to_sample() as policy:
             if not self.not_drawn_because:
-                return self._as_trl_takes(self._drawn(policy, prompt_ids))
+                return self._as_trl_takes(self._drawn(prompt_ids))
             completions = sample_completions(
                 policy,
                 prompt_ids,

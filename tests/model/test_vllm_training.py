@@ -24,19 +24,14 @@ from praison_agent_rl.runs import RunFolder, now, write_record
 from praison_agent_rl.training.grpo import train_grpo
 from praison_agent_rl.training.policy_server import API_KEY
 from praison_agent_rl.vllm_serving import EXECUTABLE
+from tests.model.test_grpo import SETTINGS as OF_GRPO
 from tests.vllm_stand_in import KEY, Command, Drawing, ended, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SETTINGS: dict[str, Any] = {
+    **OF_GRPO,
     "sampler": "vllm",
-    "lora_r": 4,
-    "lora_alpha": 8,
-    "num_generations": 4,
-    "per_device_train_batch_size": 8,
-    "max_completion_length": 6,
-    "learning_rate": 1e-2,
-    "max_steps": 2,
     "watch": False,
     "save_strategy": "steps",
     "save_steps": 1,
