@@ -30,6 +30,7 @@ __all__ = [
     "feedback",
     "improve",
     "promote",
+    "pure",
     "read_runs",
     "record",
     "rollback",
@@ -127,6 +128,13 @@ def sample_pairs(model: Any, reward_funcs: Any, **options: Any) -> "BuiltDataset
     places = {name: options.pop(name) for name in ("store", "out", "options", "runs") if name in options}
     sampling = pair_sampling.Sampling(model=model, reward_funcs=reward_funcs, **options)
     return pair_sampling.sample_pairs(sampling, **places)
+
+
+def pure(tool: Any) -> Any:
+    """Mark a tool that has no side effects, so that it may run while its agent is trained; ``@pure`` above it."""
+    from praison_agent_rl.agent_rollouts.tools import pure as mark
+
+    return mark(tool)
 
 
 def try_rewards(*rewards: Any, **options: Any) -> "Trials":

@@ -14,7 +14,7 @@ from praison_agent_rl.data import Row
 from praison_agent_rl.errors import DataError, ModelError
 from praison_agent_rl.models import load_model, load_tokenizer, plain_weights, render_prompts
 from praison_agent_rl.records import Plan
-from praison_agent_rl.rollouts import Sampling, declared_settings
+from praison_agent_rl.rollouts import Sampled, Sampling, declared_settings
 from praison_agent_rl.shareable import why_not_shareable
 from praison_agent_rl.shared_prefix import completion_states, sample_completions, until_end
 
@@ -67,6 +67,8 @@ class Engine:
     config: TrainConfig
     eos: list[int]
     """Every token that ends an answer."""
+    by_decoder: bool = True
+    """Whether this package's own decoder answers where it can; else ``generate`` does."""
 
     @property
     def room(self) -> int:
@@ -79,11 +81,11 @@ class Engine:
         from praison_agent_rl.decoding.probe import why_not_drawable
         from praison_agent_rl.decoding.weights import SamplingModel
 
-        if self.model.device.type != "cpu" or getattr(self.model, "is_quantized", False):
+        if not self.by_decoder or self.model.device.type != "cpu" or getattr(self.model, "is_quantized", False):
             return None
         if why_not_shareable(self.model, longest=self.config.max_seq_length):
             return None
-        sampled = _settings(self, _sampling(self, 1, None))
+        sampled = _settings(self, sampling_of(self, 1))
         if declared_settings(self.model.generation_config, sampled):
             return None
         decoder = SamplingModel(self.model)
@@ -129,11 +131,11 @@ def answer_rows(
     answers = [RawAnswer(place, sample, "", 0, error=why) for place, why in faults.items() for sample in samples]
     by_length = sorted(prompts, key=lambda place: (len(prompts[place]), place))
     for sample in samples:
-        sampling = _sampling(engine, sample, manner.at_most)
+        sampling = sampling_of(engine, sample, manner.at_most)
         torch.manual_seed(engine.config.seed + sample)
         for start in range(0, len(by_length), _BATCH):
             places = by_length[start : start + _BATCH]
-            completions = _complete(engine, [prompts[place] for place in places], sampling)
+            completions = complete(engine, [prompts[place] for place in places], sampling).ids
             texts = engine.tokenizer.batch_decode(completions, skip_special_tokens=True)
             answers += [
                 RawAnswer(place, sample, text, len(ids), tuple(ids))
@@ -220,23 +222,27 @@ def _log_probs(logits: "torch.Tensor", ids: "torch.Tensor") -> "torch.Tensor":
     return logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(1)
 
 
-def _sampling(engine: Engine, sample: int, at_most: int | None) -> Sampling:
+def sampling_of(engine: Engine, sample: int, at_most: int | None = None) -> Sampling:
+    """How answer number ``sample`` is drawn: 0 by the likeliest tokens, the others as training samples."""
     config = engine.config
     tokens = min(config.max_completion_length, at_most or config.max_completion_length)
     return Sampling(tokens, temperature=config.temperature if sample else 0.0, ends=tuple(engine.eos))
 
 
-def _complete(engine: Engine, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
+def complete(engine: Engine, prompts: list[list[int]], sampling: Sampling) -> Sampled:
+    """A completion for each prompt, in order; log-probabilities where the own decoder draws."""
     shareable = _shareable(engine.model, prompts, sampling.max_tokens)
     if shareable and engine.decoder is not None:
         from praison_agent_rl.decoding.loop import draw
 
-        return draw(engine.decoder, prompts, sampling, pad=engine.tokenizer.pad_token_id).ids
+        return draw(engine.decoder, prompts, sampling, pad=engine.tokenizer.pad_token_id)
     settings = _settings(engine, sampling)
     if shareable:
         pad, ends = settings.pad_token_id, engine.eos
-        return sample_completions(engine.model, prompts, generation_config=settings, pad=pad, eos=ends)
-    return _generate(engine.model, prompts, settings, set(engine.eos))
+        ids = sample_completions(engine.model, prompts, generation_config=settings, pad=pad, eos=ends)
+    else:
+        ids = _generate(engine.model, prompts, settings, set(engine.eos))
+    return Sampled(ids, None)
 
 
 def _settings(engine: Engine, sampling: Sampling) -> Any:

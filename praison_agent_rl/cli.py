@@ -228,6 +228,7 @@ def _improve(agent: str, reward: list[str] | None, options: dict[str, Any], sets
     if reward:
         settings["reward_funcs"] = reward
     live = find_agent(agent)
+    settings.setdefault("rollout_agent", agent)  # so that a run that was interrupted finds it again
     given = rename({**read_source(options["config"]), **settings}, Findings()).get("output_dir")
     root = Path(str(given)) if given else new_run_root(live.name)
     with _naming(root):

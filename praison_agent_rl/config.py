@@ -6,8 +6,7 @@ This module may not import torch, transformers, trl or peft; it only writes the 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Collection, Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationE
 
 from . import config_keys as keys
 from . import config_values as values
+from . import trainer_arguments
 from .config_files import read_source
 from .config_values import (
     Amount,
@@ -34,8 +34,6 @@ from .config_values import (
     read_dataset,
 )
 from .errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 _PROBLEMS_SHOWN = 30
 
@@ -62,7 +60,8 @@ class TrainConfig(BaseModel):
     load_in_8bit: bool = False
     """Load the frozen weights in 8 bits."""
     chat_template: str | None = None
-    """Path or text of a chat template that replaces the model's own; one line without a brace is a path."""
+    """Path or text of a chat template that replaces the model's own; one line without a brace is a path.
+    ``chatml_tools`` is one of this package, for ChatML models whose own has no tools."""
 
     lora_r: Count = 16
     """Rank of the adapter."""
@@ -214,6 +213,36 @@ class TrainConfig(BaseModel):
     """Seed of weights and sampling."""
     data_seed: Whole | None = None
     """Seed of the order of prompts; by default ``seed``."""
+    rollout: Literal["auto", "direct", "tools", "agent"] = "auto"
+    """How answers come about in training: ``direct``, one to each prompt; ``tools``, with TRL's loop that runs
+    ``tools`` or ``environment``; ``agent``, the agent itself answers, with its tools, handoffs and retries. ``auto``
+    looks at what was given, and says what it chose."""
+    rollout_agent: str | None = None
+    """The agent that answers in ``rollout: agent``, as ``module:name``; by default the one that is improved."""
+    tools: str | list[str] | None = None
+    """Tools of ``rollout: tools``, as ``module:function``."""
+    environment: str | None = None
+    """A class in TRL's ``environment_factory`` form, as ``module:Class``; its methods are the tools."""
+    tools_for_training: dict[str, Any] | None = None
+    """Stand-ins for the agent's tools while it is trained and measured, by the tool's name: ``module:function``."""
+    run_tools: Switch | list[str] = False
+    """Tools of the agent that really run in training: all (true), or by name; those marked ``pure`` always do."""
+    train_agents: list[str] | None = None
+    """Names of the agents whose answers are trained, of those that the agent hands over to; by default all that share
+    its model."""
+    credit: Literal["last", "all", "discounted"] = "all"
+    """Which token sequences of a run get its advantage where the agent rewrote what was said: all, the last, or earlier
+    ones by ``credit_discount`` less."""
+    credit_discount: Rate = 0.9
+    """Share of the advantage of the following sequence that one gets in ``credit: discounted``."""
+    rollouts_at_once: Annotated[Count, Field(le=1024)] = 8
+    """Copies of the agent that answer at a time."""
+    rollout_timeout: Positive = 120.0
+    """Seconds that an agent may take for one answer, tools included."""
+    parity: Literal["stop", "allow"] = "stop"
+    """Whether training starts where a recorded request is rendered otherwise than the serving side renders it."""
+    warm_start: Whole = 0
+    """Steps of supervised training on good recorded runs before the first GRPO step."""
     sampler: Literal["auto", "generate", "exact", "bfloat16", "int8", "vllm"] = "auto"
     """What draws completions: ``generate`` of transformers; on a CPU a faster loop, with the weights as they are
     (``exact``) or in fewer bits; or a ``vllm`` server that gets each policy as an adapter. ``auto`` is exact where that
@@ -342,56 +371,15 @@ class TrainConfig(BaseModel):
 
     def grpo_arguments(self, *, device: str) -> dict[str, Any]:
         """Keyword arguments for ``trl.GRPOConfig``, all but ``output_dir``; ``device`` is cpu, cuda, cuda:1 or mps."""
-        arguments = self._trainer_arguments(keys.GRPO_FIELDS, device)
-        # rewards read any column; dropout would make the policy that samples another one than the one that is scored
-        arguments |= {"remove_unused_columns": False, "disable_dropout": True}
-        if self.fast_inference:
-            arguments |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": self.max_seq_length}
-            arguments["vllm_gpu_memory_utilization"] = self.gpu_memory_utilization
-        return {**arguments, **self.extra}
+        return trainer_arguments.of_grpo(self, device)
 
     def preference_arguments(self, *, device: str) -> dict[str, Any]:
         """Keyword arguments for ``trl.RewardConfig`` or ``CPOConfig``, by method; all but ``output_dir``."""
-        own = {"beta", "loss_type"} if self.method == "cpo" else set()
-        arguments = self._trainer_arguments({*keys.TRAINING_FIELDS, "trust_remote_code", *own}, device)
-        return {**arguments, "max_length": self.max_length or self.max_seq_length, **self.extra}
-
-    def _trainer_arguments(self, fields: Collection[str], device: str) -> dict[str, Any]:
-        on_cpu = device == "cpu" or bool(self.extra.get("use_cpu"))
-        on_cuda = device.startswith("cuda") and not on_cpu
-        if self.fp16 and on_cpu:
-            logger.warning("fp16 is left out: a CPU cannot train in float16")
-        fp16 = bool(self.fp16) and not on_cpu
-        elsewhere = {"output_dir", "resume_from_checkpoint", "max_steps"}  # resuming is an argument of train()
-        named = [name for name in type(self).model_fields if name in fields and name not in elsewhere]
-        arguments = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
-        return {
-            **arguments,
-            "max_steps": self.max_steps or -1,
-            "use_cpu": on_cpu,
-            "fp16": fp16,
-            "bf16": on_cuda and not fp16 if self.bf16 is None else self.bf16,
-            # TRL's default True costs a fifth of the speed, and memory is not what a CPU lacks
-            "gradient_checkpointing": on_cuda if self.gradient_checkpointing is None else self.gradient_checkpointing,
-            # the filter shows the last good loss in place of NaN, and so hides a diverged run
-            "logging_nan_inf_filter": False,
-        }
+        return trainer_arguments.of_preferences(self, device)
 
     def lora_arguments(self) -> dict[str, Any]:
         """Keyword arguments for ``peft.LoraConfig``."""
-        same = (
-            "lora_alpha lora_dropout use_rslora use_dora modules_to_save rank_pattern alpha_pattern "
-            "layers_to_transform layers_pattern target_parameters init_lora_weights"
-        )
-        arguments = {name: getattr(self, name) for name in same.split() if getattr(self, name) is not None}
-        return {
-            "r": self.lora_r,
-            "bias": self.lora_bias,
-            "target_modules": self.lora_target_modules,
-            # with any other task type the score head of a reward model would stay untrained, without a word
-            "task_type": "SEQ_CLS" if self.method == "reward" else "CAUSAL_LM",
-            **arguments,
-        }
+        return trainer_arguments.of_lora(self)
 
     def resolved(self) -> dict[str, Any]:
         """Every setting as plain JSON values; callables by ``repr``, data in memory by a description.

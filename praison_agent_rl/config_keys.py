@@ -95,7 +95,9 @@ _OF_ANSWERS = _kinds(
 """How held-out answers are asked for and scored, whatever the policy was trained by."""
 _OF_GRPO = _kinds(
     key="""max_prompt_length fast_inference gpu_memory_utilization max_lora_rank sampler vllm_server_sees
-        vllm_server_options curriculum watch watch_prompts watch_steps patience"""
+        vllm_server_options curriculum watch watch_prompts watch_steps patience rollout rollout_agent tools environment
+        tools_for_training run_tools train_agents credit credit_discount rollouts_at_once rollout_timeout parity
+        warm_start"""
 ).keys()
 NOT_FOR = {
     "grpo": frozenset({"max_length"}),

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from . import config_keys as keys
 from .endpoints import why_no_address
 from .shown import shown
+from .task_sets import is_task_set
 from .vllm_adapters import why_not_servable
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class DatasetSpec(BaseModel):
     model_config = SETTINGS
 
     name: str | None = None
-    """Dataset on the hub, or path of a local file."""
+    """Dataset on the hub, path of a local file, or a task set such as ``reasoning_gym:chain_sum``."""
     subset: str | None = None
     """Configuration of a hub dataset, such as ``main``."""
     split: str = "train"
@@ -114,7 +115,9 @@ class DatasetSpec(BaseModel):
     shuffle: bool = False
     """Shuffle the rows that were taken."""
     seed: Whole | None = None
-    """Seed of that shuffle; by default the run's seed."""
+    """Seed of that shuffle, and of the puzzles of a task set; by default the run's seed, and 0."""
+    options: dict[str, Any] | None = None
+    """Of a task set: ``size``, ``instruction`` and the task's own options, which may also stand beside the name."""
 
 
 def is_specs(value: Any) -> bool:
@@ -144,6 +147,9 @@ def read_dataset(value: Any) -> Any:
         # processing_func was never read by praisonai-train either; the columns say how a row is read
         kept = {k: v for k, v in entry.items() if v is not None and k not in ("split_type", "processing_func")}
         kept.setdefault("split", entry.get("split_type") or "train")
+        if is_task_set(kept.get("name")):
+            own = {key: kept.pop(key) for key in [*kept] if key not in fields}
+            kept["options"] = {**kept.get("options", {}), **own}
         unknown = [key for key in kept if key not in fields]
         problems += [
             f"dataset[{index}]: unknown key {shown(key)}{keys.did_you_mean(key, sorted(fields))}" for key in unknown

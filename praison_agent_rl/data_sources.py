@@ -17,6 +17,7 @@ from typing import Any
 from .data_files import Row, has_known_ending, read_file, without_padding
 from .errors import DataError, MissingExtra
 from .shown import shown
+from .task_sets import is_task_set, rows_of_task_set
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +30,15 @@ ENTRY_SEED = 3407  # praisonai-train 0.1.16, train/llm/trainer.py
 
 
 def load_rows(source: Any, *, split: str = "train") -> list[Row]:
-    """Rows from a file, a Hub dataset, a ``datasets`` object, a list of rows, prompts or dataset entries.
+    """Rows from a file, a Hub dataset, a task set, a ``datasets`` object, a list of rows, prompts or dataset entries.
 
     ``split`` chooses where there are splits (the Hub, a dict of splits); a file has none.
 
     Raises:
         DataError: nothing can be read there; with what was tried.
     """
+    if is_task_set(source):
+        return rows_of_task_set(source)
     if isinstance(source, str | Path):
         return read_file(source) if _is_path(source) else _from_hub(str(source), split)
     if callable(getattr(source, "to_list", None)):
@@ -114,7 +117,9 @@ def _as_row(item: Any, number: int) -> Row:
 
 
 def _is_entry(item: Any) -> bool:
-    return isinstance(item, Mapping) and bool({"name", "data_files"} & set(item)) and ENTRY_KEYS.issuperset(item)
+    if not isinstance(item, Mapping) or not {"name", "data_files"} & set(item):
+        return False
+    return ENTRY_KEYS.issuperset(item) or (is_task_set(item.get("name")) and "prompt" not in item)
 
 
 def _from_entries(entries: Sequence[Mapping[str, Any]], split: str) -> list[Row]:
@@ -145,6 +150,8 @@ def _from_entry(entry: Mapping[str, Any], split: str) -> list[Row]:
 
 
 def _entry_rows(entry: Mapping[str, Any], split: str) -> list[Row]:
+    if is_task_set(entry.get("name")):
+        return _task_set_rows(entry)
     asked = {str(entry[key]) for key in ("split", "split_type") if entry.get(key)}
     if len(asked) > 1:
         raise DataError(f"split {entry['split']!r} and split_type {entry['split_type']!r} contradict; give one")
@@ -162,6 +169,16 @@ def _entry_rows(entry: Mapping[str, Any], split: str) -> list[Row]:
     if asked and chosen != "train":
         raise DataError(f"a file has no splits, so {chosen!r} cannot be taken; use num_samples or a file per split")
     return [row for path in paths for row in read_file(path, format=format)]
+
+
+def _task_set_rows(entry: Mapping[str, Any]) -> list[Row]:
+    """Keys that are not those of every entry are the task's own, and so is the seed."""
+    idle = [key for key in ("split", "split_type", "data_files", "format") if entry.get(key) not in (None, "train")]
+    if idle:
+        raise DataError(f"a task set has no {', '.join(idle)}: its puzzles are made; take another seed for other ones")
+    own = {key: value for key, value in entry.items() if key not in {*ENTRY_KEYS, "options"}}
+    seed = {"seed": _integer(entry, "seed", 0)} if entry.get("seed") is not None else {}
+    return rows_of_task_set(entry["name"], **{**(entry.get("options") or {}), **own, **seed})
 
 
 def _paths(files: Any) -> list[str | Path]:

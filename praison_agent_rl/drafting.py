@@ -19,6 +19,7 @@ from praison_agent_rl.planning import Draft, Problems
 from praison_agent_rl.records import FEWEST_PROMPTS, Pointer, Version
 from praison_agent_rl.registry import current, list_versions, model_of, read_version
 from praison_agent_rl.rewards import require, resolve_all
+from praison_agent_rl.rollout_choice import choose_rollout
 from praison_agent_rl.runs import HOME
 from praison_agent_rl.sent import sent_requests
 from praison_agent_rl.swap import check_swappable
@@ -60,9 +61,11 @@ def draft_improvement(
     problems.raise_all()
     assert base is not None and found is not None
     rows = found[0] if loaded.method == "grpo" else [explicit(row) for row in found[0]]
-    rows, tools = as_the_agent_asks(agent, rows, on_event)
-    draft = planning.finish_draft(loaded, base, rows, problems=problems, tools=tools)
-    draft.manifest = found[1]
+    choice = choose_rollout(loaded, base, agent)
+    calls = planning.recorded_calls(agent, loaded, problems)
+    rows, tools = (rows, []) if choice.mode == "agent" else as_the_agent_asks(agent, rows, on_event)
+    draft = planning.finish_draft(loaded, base, rows, problems=problems, tools=tools, choice=choice)
+    draft.manifest, draft.calls = found[1], calls
     draft.since = pointer.changed if pointer else ""
     distinct = len({prompt_key(row) for row in draft.held_out})
     if distinct < FEWEST_PROMPTS:

@@ -18,9 +18,10 @@ from praison_agent_rl.pairing import (
     total_of,
     values_of,
 )
-from praison_agent_rl.records import Answer, Comparison
+from praison_agent_rl.records import Answer, Comparison, Run
 from praison_agent_rl.reward_calls import Caller
-from praison_agent_rl.rewards import Reward, total
+from praison_agent_rl.rewards import Reward, Text, total
+from praison_agent_rl.run_views import run_messages
 
 Calling = Callable[[Sequence[Reward]], Caller]
 
@@ -32,18 +33,23 @@ def score_answers(
     *,
     judges: Sequence[Reward] = (),
     calling: Calling = Caller,
+    runs: Sequence[Run] | None = None,
 ) -> list[Answer]:
     """What each reward, and each judge, says of each answer, and the weighted sum of the rewards.
 
     Each is called once with all answers. An answer that failed is shown to none of them and has no scores. One on
-    which a reward failed has none of that reward; ``calling`` says how often that may be.
+    which a reward failed has none of that reward; ``calling`` says how often that may be. With ``runs``, one for each
+    answer, the rewards see the messages of the whole run, and what they ask of it.
 
     Raises:
-        RewardError: one failed on too many.
+        RewardError: one failed on too many, or there are more or fewer runs than answers.
     """
     answers = [RawAnswer(*answer) for answer in answers]
+    if runs is not None and len(runs) != len(answers):
+        raise RewardError(f"{len(runs)} runs were given for {len(answers)} answers; give one for each")
     sound = [answer for answer in answers if answer.error is None]
-    scores, judged = _scores(rewards, sound, rows, calling), _scores(judges, sound, rows, calling)
+    known = None if runs is None else [r for r, answer in zip(runs, answers, strict=True) if answer.error is None]
+    scores, judged = (_scores(scorers, sound, rows, calling, known) for scorers in (rewards, judges))
     totals = total(list(scores.values()), [reward.weight for reward in rewards]) if rewards else [None] * len(sound)
     places = {(answer.prompt, answer.sample): number for number, answer in enumerate(sound)}
     found = []
@@ -65,22 +71,33 @@ def score_answers(
 
 
 def _scores(
-    rewards: Sequence[Reward], answers: Sequence[RawAnswer], rows: Sequence[Row], calling: Calling
+    rewards: Sequence[Reward],
+    answers: Sequence[RawAnswer],
+    rows: Sequence[Row],
+    calling: Calling,
+    runs: Sequence[Run] | None,
 ) -> dict[str, list[float | None]]:
     if not answers:
         return {reward.name: [] for reward in rewards}
     asked = [rows[answer.prompt] for answer in answers]
     ids = [list(answer.ids) or list(range(answer.tokens)) for answer in answers]
     columns = {**columns_of(asked), "completion_ids": ids}
-    prompts, texts = [row["prompt"] for row in asked], [answer.text for answer in answers]
+    prompts, texts = [row["prompt"] for row in asked], _completions(answers, runs)
     caller = calling(rewards)
     try:
-        found = caller.score(prompts, texts, columns)
+        found = caller.score(prompts, texts, columns, runs=runs)
         if reason := caller.too_many_failed(at_the_end=True):
             raise RewardError(f"{reason}\nMend the reward, or allow more with reward_failures")
     finally:
         caller.close()
     return found
+
+
+def _completions(answers: Sequence[RawAnswer], runs: Sequence[Run] | None) -> list[Text]:
+    """What was said to each prompt: the text, or all messages of a run, as in training."""
+    if runs is None:
+        return [answer.text for answer in answers]
+    return [run_messages(run) or answer.text for answer, run in zip(answers, runs, strict=True)]
 
 
 def by_distinct_prompt(answers: Sequence[Answer], rows: Sequence[Row]) -> list[Answer]:

@@ -9,6 +9,7 @@ from typing import Any
 from praison_agent_rl import planning
 from praison_agent_rl.attachment import attachment_of
 from praison_agent_rl.capture import install_taps
+from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.drafting import OnEvent, agent_name, draft_improvement, past_of
 from praison_agent_rl.errors import (
     AgentError,
@@ -18,6 +19,7 @@ from praison_agent_rl.errors import (
     VersionError,
 )
 from praison_agent_rl.forcing import mark_forced
+from praison_agent_rl.hosting import in_environment, named_hosting
 from praison_agent_rl.planning import Draft
 from praison_agent_rl.progress import RunProgress
 from praison_agent_rl.publishing import publish_version
@@ -176,8 +178,17 @@ def carry_out(
 ) -> None:
     """Do the run's stages: in a child process, or here if a reward lives only in this process."""
     stages = [stage for stage in stages_of(run) if stage in stages]
+    if draft.hosting is None:
+        _carry_out(draft, run, on_event, stages, resume)
+        return
+    with draft.hosting.following(on_event) as following:
+        _carry_out(draft, run, following, stages, resume)
+
+
+def _carry_out(draft: Draft, run: RunFolder, on_event: OnEvent, stages: Sequence[str], resume: bool) -> None:
+    env = draft.hosting.environment if draft.hosting else {}
     if draft.nameable:
-        launch_stages(run, stages, on_event, resume=resume)
+        launch_stages(run, stages, on_event, resume=resume, env=env)
         return
     text = (
         "a reward is a lambda, a notebook function or a local one, which no other process can find: "
@@ -186,7 +197,8 @@ def carry_out(
     on_event({"event": "note", "text": text})
     run.listener = on_event
     try:
-        run_stages(run, stages, draft.rewards, judges=draft.judges, resume=resume)
+        with in_environment(env):
+            run_stages(run, stages, draft.rewards, judges=draft.judges, resume=resume)
     except PraisonRLError:
         raise
     except Exception as error:  # the boundary that the child process has in stages.main
@@ -201,9 +213,13 @@ def resume_run(root: Path, *, quiet: bool = False) -> Improvement | TrainedRewar
     run = RunFolder.open(root)
     measured, agent = bool(run.held_out_rows.stat().st_size), run.plan.agent
     planned_rewards(run)  # said now, and not by the child
+    hosting = named_hosting(TrainConfig.load(run.plan.config, need_model=False, need_data=False))
     with improvement_lock(HOME, agent) if agent else contextlib.nullcontext(), RunProgress() as progress:
+        on_event: OnEvent = (lambda event: None) if quiet else progress
         if not (run.card.exists() or (run.comparison_file.exists() and run.verdict_file.exists())):
-            launch_stages(run, stages_of(run), (lambda event: None) if quiet else progress, resume=True)
+            with hosting.following(on_event) if hosting else contextlib.nullcontext(on_event) as following:
+                env = hosting.environment if hosting else {}
+                launch_stages(run, stages_of(run), following, resume=True, env=env)
         if not measured:
             return run
         result = outcome_of(run)

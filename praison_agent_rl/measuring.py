@@ -10,6 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from praison_agent_rl.agent_rollouts.answers import Answered, answers_of_agent
+from praison_agent_rl.agent_rollouts.asking import agent_asker
+from praison_agent_rl.agent_rollouts.tool_loop import answers_with_tools
+from praison_agent_rl.agent_rollouts.toolboxes import boxes_of
 from praison_agent_rl.answering import (
     Engine,
     Manner,
@@ -63,11 +67,13 @@ def measure(run: RunFolder, side: str, rewards: Sequence[Reward], judges: Sequen
         raw = answer_rows(engine, rows, manner, progress=progress.next(len(rows)))
         scored = _score_earlier(run, raw, rows, rewards) if kind == "earlier" else _score_control(raw, rows)
         _write(run.guard_answers(kind, side), scored)
-    manner = Manner(plan.samples, plan.tools)
-    raw = answer_rows(engine, held_out, manner, progress=progress.next(len(held_out) * plan.samples))
-    scored = score_answers(raw, held_out, rewards, judges=judges, calling=calling_for(run))
+    raw, runs = _answers(run, engine, held_out, progress=progress.next(len(held_out) * plan.samples))
+    scored = score_answers(raw, held_out, rewards, judges=judges, calling=calling_for(run), runs=runs)
     scored = _with_preferences(engine, held_out, scored, plan)
     vocabulary = engine.tokenizer
+    if runs is not None:  # what an agent said stands after other texts than its prompt
+        _write(run.answers(side), scored)
+        return
     if side == "new":
         del engine
         gc.collect()  # two models need not be in memory at once
@@ -77,14 +83,29 @@ def measure(run: RunFolder, side: str, rewards: Sequence[Reward], judges: Sequen
     _write(run.answers(side), _with_likelihood(engine, held_out, scored, raw, plan.tools))
 
 
+def _answers(
+    run: RunFolder, engine: Engine, rows: Sequence[Row], *, progress: Progress = lambda done, of: None
+) -> Answered:
+    """Answers as training has them made: of the model itself, or of the agent that runs on it."""
+    plan = run.plan
+    with agent_asker(run, engine.config, engine.tokenizer) as asker:
+        if asker is not None:
+            return answers_of_agent(asker, engine, rows, plan.samples, progress=progress)
+    if engine.config.rollout == "tools":
+        rounds = int(engine.config.grpo_arguments(device=plan.device)["max_tool_calling_iterations"])
+        boxes = boxes_of(engine.config)
+        return answers_with_tools(engine, rows, boxes, samples=plan.samples, rounds=rounds, progress=progress)
+    return Answered(answer_rows(engine, rows, Manner(plan.samples, plan.tools), progress=progress))
+
+
 def _measure_incumbent(run: RunFolder, rewards: Sequence[Reward], judges: Sequence[Reward]) -> None:
     """Score what runs now, where that is not the base: a version of ours answers, of others what was recorded."""
     plan = run.plan
     if plan.incumbent_weights is not None:
         rows = rows_as_asked(run, run.held_out_rows)
         engine = load_engine(plan.incumbent_weights, plan)
-        raw = answer_rows(engine, rows, Manner(plan.samples, plan.tools))
-        scored = score_answers(raw, rows, rewards, judges=judges, calling=calling_for(run))
+        raw, runs = _answers(run, engine, rows)
+        scored = score_answers(raw, rows, rewards, judges=judges, calling=calling_for(run), runs=runs)
         _write(run.answers("incumbent"), _with_preferences(engine, rows, scored, plan))
         del engine
         gc.collect()  # two models need not be in memory at once
@@ -130,6 +151,8 @@ def rows_as_asked(run: RunFolder, path: Path) -> list[Row]:
     rows = read_rows(path)
     texts = sum(isinstance(row["prompt"], str) for row in rows)
     config = TrainConfig.load(plan.config, need_model=False, need_data=False)
+    if config.rollout == "agent":  # which takes text
+        return rows
     if texts and load_tokenizer(plain_weights(plan.base), config).chat_template is not None:
         run.report_event(
             "note", text=f"{texts} prompts of {path.name} are plain text; each is asked as one user message"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from praison_agent_rl.agent_rollouts.tool_texts import keep_response_template
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ModelError
 from praison_agent_rl.estimate import total_memory
@@ -98,8 +99,16 @@ def _merge_and_prove(job: _Job) -> MergeProof:
     return proof
 
 
-def _streamed(job: _Job, plan: MergePlan, folder: Path) -> tuple[MergeProof, list[str]]:
+def _tokenizer(job: _Job) -> Any:
+    """The tokenizer that the model is served with, which says how calls of tools are read where some were trained."""
     tokenizer = load_tokenizer(job.base, job.config)
+    if job.config.rollout in ("agent", "tools"):
+        keep_response_template(tokenizer)
+    return tokenizer
+
+
+def _streamed(job: _Job, plan: MergePlan, folder: Path) -> tuple[MergeProof, list[str]]:
+    tokenizer = _tokenizer(job)
     with _writing(job.out):
         _save_streamed(plan, tokenizer, folder)
     tensors = prove_tensors(plan, folder)
@@ -121,7 +130,7 @@ def _by_peft(job: _Job, folder: Path, note: str) -> tuple[MergeProof, list[str]]
     if not job.scorer:
         # Without it `transformers serve` ignores the temperature that a request asks for.
         merged.model.generation_config.do_sample = True
-    tokenizer = load_tokenizer(job.base, job.config)
+    tokenizer = _tokenizer(job)
     with _writing(job.out):
         _save(merged.model, tokenizer, folder, stored)
     del model

@@ -20,6 +20,7 @@ from praison_agent_rl.endpoints import list_models
 from praison_agent_rl.errors import MissingExtra, ModelError
 from praison_agent_rl.preflight import is_template_file
 from praison_agent_rl.swap import endpoint_of, server_of
+from praison_agent_rl.templates import ready_template
 from praison_agent_rl.weight_files import check_gguf, check_weight_files
 
 EMBEDDED = "smollm2-135m-instruct"
@@ -205,6 +206,8 @@ def load_tokenizer(source: str, config: TrainConfig) -> Any:
 
 
 def _template(given: str) -> str:
+    if ready := ready_template(given):
+        return ready
     if not is_template_file(given):
         return given
     try:
@@ -367,8 +370,9 @@ def render_messages(
     tokenizer: Any, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), *, opened: bool = True
 ) -> list[int]:
     """Token ids of messages by the chat template, with the head of the next answer if that is ``opened``."""
+    before, last = messages[:-1], messages[-1:]
     encoded = tokenizer.apply_chat_template(
-        [_for_template(message) for message in messages],
+        [*(_as_served(_for_template(message)) for message in before), *map(_for_template, last)],
         tools=list(tools) or None,
         add_generation_prompt=opened,
         tokenize=True,
@@ -381,11 +385,16 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: content as text, and tool-call arguments as a mapping."""
     content = message.get("content")
     if isinstance(content, list):
-        content = "".join(part.get("text") or "" for part in content)
+        content = " ".join(part.get("text") or "" for part in content)  # as transformers serve does
     ready = {**message, "content": content if content is not None else ""}
-    if calls := message.get("tool_calls"):
+    if calls := ready.pop("tool_calls", None):
         ready["tool_calls"] = [_with_mapping(call) for call in calls]
     return ready
+
+
+def _as_served(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of the past as ``transformers serve`` (5.24) renders it: of one that calls tools, only the calls."""
+    return {**message, "content": ""} if message.get("tool_calls") else message
 
 
 def _with_mapping(call: dict[str, Any]) -> dict[str, Any]:

@@ -8,23 +8,25 @@ import importlib.metadata
 import platform
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from praison_agent_rl import data as datasets
+from praison_agent_rl.agent_rollouts.prompts import rows_to_ask
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.config_files import read_source
 from praison_agent_rl.config_keys import Findings, did_you_mean, listed, parse_overrides, rename
 from praison_agent_rl.config_values import DatasetSpec, read_dataset
 from praison_agent_rl.control import control_rows
 from praison_agent_rl.data import Row
-from praison_agent_rl.errors import ConfigError, PraisonRLError
+from praison_agent_rl.errors import ConfigError, DataError
 from praison_agent_rl.estimate import LEAST_DISK, Estimate, estimate_run, free_disk, in_words
 from praison_agent_rl.guards import LIMITS
+from praison_agent_rl.hosting import Hosting, recorded_runs
 from praison_agent_rl.models import find_weights, require_training_stack
 from praison_agent_rl.pair_lengths import check_lengths, mean_tokens
 from praison_agent_rl.pair_texts import explicit
@@ -37,16 +39,17 @@ from praison_agent_rl.preflight import (
     check_packages,
     check_tokenizer,
 )
+from praison_agent_rl.problems import Problems as Problems  # told on
 from praison_agent_rl.process_settings import best_device as best_device  # told on
-from praison_agent_rl.records import GateRules, Plan, PlannedReward
+from praison_agent_rl.recorded_calls import good_calls, write_calls
+from praison_agent_rl.records import Call, GateRules, Plan, PlannedReward
 from praison_agent_rl.rewards import Reward, prepare, require, resolve_all
+from praison_agent_rl.rollout_choice import RolloutChoice, choose_rollout
 from praison_agent_rl.runs import HOME, RunFolder, now, slug, write_record
 from praison_agent_rl.short_trials import SHORT, short_trial
 from praison_agent_rl.vllm_serving import find_vllm
 from praison_agent_rl.watch_rows import put_aside
 from praison_agent_rl.weight_files import read_config
-
-T = TypeVar("T")
 
 _LIBRARIES = ("praison-agent-rl", "praisonaiagents", "torch", "transformers", "trl", "peft", "datasets", "accelerate")
 _FEW_HELD_OUT = 30
@@ -73,33 +76,15 @@ class Draft:
     """Of the dataset, where it was built from recorded runs."""
     since: str | None = None
     """See ``Plan.since``."""
+    hosting: Hosting | None = None
+    """The agent that makes the rollouts, where one does."""
+    calls: list[Call] = field(default_factory=list)
+    """Of good recorded runs of the agent."""
 
     @property
     def nameable(self) -> bool:
         """Whether another process can find every reward again."""
         return all(planned.spec for planned in [*_rewards_of(self), *_judges_of(self)])
-
-
-class Problems:
-    """Collects what is wrong, so that a user sees all of it at once."""
-
-    def __init__(self) -> None:
-        self.found: list[PraisonRLError] = []
-
-    def attempt(self, check: Callable[[], T]) -> T | None:
-        """The result of ``check``, or None if it found a problem, which is kept."""
-        try:
-            return check()
-        except PraisonRLError as problem:
-            self.found.append(problem)
-            return None
-
-    def raise_all(self) -> None:
-        """Raise the only problem as it is, or several as one ConfigError."""
-        if len(self.found) == 1:
-            raise self.found[0]
-        if self.found:
-            raise ConfigError("\n".join(dict.fromkeys(str(problem) for problem in self.found)))
 
 
 def draft_from_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Draft:
@@ -128,7 +113,24 @@ def draft_from_config(source: str | Path | Mapping[str, Any], overrides: Sequenc
     if config is None or base is None or rows is None or fns is None:
         problems.raise_all()
         raise AssertionError("unreachable: a missing part is a problem")
-    return finish_draft(config, base, rows, problems=problems)
+    choice = problems.attempt(lambda: choose_rollout(config, base)) or RolloutChoice("direct")
+    calls = recorded_calls(choice.hosting.agent, config, problems) if choice.hosting else []
+    draft = finish_draft(config, base, rows, problems=problems, choice=choice)
+    draft.calls = calls
+    return draft
+
+
+def recorded_calls(agent: Any, config: TrainConfig, problems: Problems) -> list[Call]:
+    """The calls of good recorded runs of ``agent``; what a warm start lacks goes to ``problems``."""
+    calls = good_calls(recorded_runs(agent))
+    if config.warm_start and not calls:
+        problems.found.append(
+            DataError(
+                f"warm_start is {config.warm_start}, but no good runs of agent {getattr(agent, 'name', None)!r} are "
+                "recorded to start from; record some (agent.record()), or set warm_start to 0"
+            )
+        )
+    return calls
 
 
 def finish_draft(
@@ -138,10 +140,16 @@ def finish_draft(
     *,
     problems: Problems,
     tools: Sequence[dict[str, Any]] = (),
+    choice: RolloutChoice | None = None,
 ) -> Draft:
     """Split the rows, try the rewards on a sample, and check what depends on the two; raises all problems at once."""
-    notes = list(config.notes)
+    choice = choice or RolloutChoice("direct")
+    config = config.model_copy(update={"rollout": choice.mode})
+    notes = [*config.notes, *choice.notes]
     rows = rows if config.method == "grpo" else [explicit(row) for row in rows]
+    if choice.mode == "agent":
+        rows, said = _rows_to_ask(rows)
+        notes += said
     problems.attempt(lambda: _check_runnable(config))
     problems.attempt(lambda: check_packages(config))
     problems.attempt(lambda: check_chat_template(config))
@@ -166,10 +174,23 @@ def finish_draft(
     notes += [*said, *aside[2]]
     if 0 < len(split[1]) < _FEW_HELD_OUT:
         notes.append(f"only {len(split[1])} prompts are held out; a small gain cannot be proved with so few")
-    if tools:
+    if tools and not any("not run in training" in note for note in notes):
         names = ", ".join(str(tool.get("function", {}).get("name")) for tool in tools)
         notes.append(f"the agent's tools ({names}) are shown to the model but not run in training")
-    return Draft(config, base, aside[0], split[1], rewards, list(tools), notes, judges, aside[1])
+    watch, hosting = aside[1], choice.hosting
+    return Draft(config, base, aside[0], split[1], rewards, list(tools), notes, judges, watch, hosting=hosting)
+
+
+def _rows_to_ask(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """The rows that an agent can be asked, and what to say of the others; raises DataError if there is none."""
+    asked = rows_to_ask(rows)
+    if not asked.rows:
+        raise DataError(
+            f"none of {len(rows)} prompts can be asked of an agent: all end on a tool's result or an answer; give "
+            "texts, or messages that end on a user's"
+        )
+    left = asked.left_out
+    return asked.rows, [f"{left} of {len(rows)} prompts end within a turn and are left out"] if left else []
 
 
 def prepare_rewards(
@@ -253,6 +274,8 @@ def write_run(draft: Draft, root: Path, past: Past | None = None) -> RunFolder:
             datasets.write_rows(run.recorded, [{"prompt": place, "text": said[place]} for place in sorted(said)])
         if past.answered:
             datasets.write_rows(run.answered, past.answered)
+        if draft.calls:
+            write_calls(run.calls, draft.calls)
         if draft.manifest:
             shutil.copy2(draft.manifest, run.manifest)
         write_record(run.plan_file, plan)  # last: a folder with a plan is a whole one

@@ -12,6 +12,7 @@ from praison_agent_rl import config_keys as keys
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ConfigError, MissingExtra, ModelError
 from praison_agent_rl.shown import shown
+from praison_agent_rl.templates import ready_template, ready_templates
 from praison_agent_rl.weight_files import check_tokenizer_files, modules_of, read_config
 
 _HEADS = ("lm_head", "embed_out", "output_layer")
@@ -29,7 +30,7 @@ def check_packages(config: TrainConfig) -> None:
 def check_chat_template(config: TrainConfig) -> None:
     """Raise ConfigError for a chat template that names a file which is not there, or is no template."""
     text = template = config.chat_template
-    if not template or text is None:
+    if not template or text is None or ready_template(template):
         return
     if is_template_file(template):
         path = Path(template).expanduser()
@@ -38,7 +39,8 @@ def check_chat_template(config: TrainConfig) -> None:
         except (OSError, ValueError) as error:
             what = "there is no such file" if isinstance(error, FileNotFoundError) else f"it cannot be read: {error}"
             raise ConfigError(
-                f"chat_template is {shown(template)}, but {what}; give the path of a Jinja file, or the template itself"
+                f"chat_template is {shown(template)}, but {what}; give the path of a Jinja file, or the "
+                f"template itself, or one of this package: {keys.listed(ready_templates())}"
             ) from error
     if fault := _template_fault(text):
         raise ConfigError(f"chat_template {shown(template)} is not sound Jinja: {fault}")

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .records import Record
+from .errors import RewardError
+from .records import Record, Run
 from .reward_cache import RewardCache
 from .reward_jobs import Batch, Job, do_job
 from .reward_jobs import CallRules as CallRules
@@ -69,6 +70,7 @@ class Caller:
         self._last: dict[str, deque[tuple[int, int, str]]] = {r.name: deque(maxlen=_LAST) for r in rewards}
         self._said: set[tuple[str, FaultKind]] = set()
         self._shares: dict[str, tuple[int, int, int, int]] = {}
+        self._steps: dict[str, list[list[Score] | None]] = {}
 
     @property
     def counts(self) -> Mapping[str, RewardCounts]:
@@ -84,9 +86,28 @@ class Caller:
         """By reward, of the last call: samples, and those with None, with no sound score, and from the cache."""
         return dict(self._shares)
 
-    def score(self, prompts: Texts, completions: Texts, columns: Mapping[str, Any]) -> dict[str, list[Score]]:
-        """By reward, one score for each completion; None where it gave none, or no sound one."""
-        batch = Batch(prompts, completions, columns)
+    def steps(self) -> dict[str, list[list[Score] | None]]:
+        """By reward, of the last call: the scores of each completion's steps; None where it was scored as a whole."""
+        return dict(self._steps)
+
+    def score(
+        self,
+        prompts: Texts,
+        completions: Texts,
+        columns: Mapping[str, Any],
+        *,
+        runs: Sequence[Run | None] | None = None,
+    ) -> dict[str, list[Score]]:
+        """By reward, one score for each completion; None where it gave none, or no sound one.
+
+        ``runs`` holds what was recorded of each completion, for the rewards that ask for it.
+
+        Raises:
+            RewardError: there are more or fewer runs than completions.
+        """
+        if runs is not None and len(runs) != len(completions):
+            raise RewardError(f"{len(runs)} runs were given for {len(completions)} completions; give one for each")
+        batch = Batch(prompts, completions, columns, runs)
         asked = [_Asked(reward, batch, self._cache, self.rules) for reward in self.rewards]
         jobs = [ask.job for ask in asked if ask.job.places]
         self._waiting.begin([job for job in jobs if job.is_async])
@@ -98,6 +119,7 @@ class Caller:
             ask.keep()
             ask.job.close()
             self._count(ask)
+        self._steps = {ask.reward.name: ask.steps() for ask in asked}
         return {ask.reward.name: ask.scores() for ask in asked}
 
     def too_many_failed(self, *, at_the_end: bool = False) -> str | None:
@@ -192,11 +214,15 @@ class _Asked:
         each = [found.get(place) for place in range(len(self.batch.completions))]
         return [None if isinstance(outcome, Fault) else outcome for outcome in each]
 
+    def steps(self) -> list[list[Score] | None]:
+        return [self.job.steps.get(place) for place in range(len(self.batch.completions))]
+
     def keep(self) -> None:
-        """Write down what was asked and answered soundly."""
+        """Write down what was asked and answered soundly; not the sums of steps, which would hide the steps."""
         if self._cache is not None and self._keys is not None:
             sound = {place: outcome for place, outcome in self.job.outcomes.items() if not isinstance(outcome, Fault)}
-            self._cache.write({self._keys[place]: score for place, score in sound.items()})
+            whole = {place: score for place, score in sound.items() if place not in self.job.steps}
+            self._cache.write({self._keys[place]: score for place, score in whole.items()})
 
 
 def _keys(reward: Reward, batch: Batch) -> list[bytes] | None:
@@ -206,7 +232,8 @@ def _keys(reward: Reward, batch: Batch) -> list[bytes] | None:
     groups = batch.groups(places) if declared(reward.fn, "whole_group") else [[place] for place in places]
     try:
         source = identity(reward)
-        return sample_keys(source, reward.arguments(batch.prompts, batch.completions, columns), groups)
+        given = reward.arguments(batch.prompts, batch.completions, columns, batch.runs)
+        return sample_keys(source, given, groups)
     except Unkeyed:
         return None
     except Exception:  # noqa: BLE001 - copying a column may fail; the call itself will say so

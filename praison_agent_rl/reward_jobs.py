@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .deadlines import end_copies, within
+from .records import Run
 from .reward_names import declared
-from .reward_readings import Fault, Outcome, Said, Unsound, read_values, told
-from .rewards import Reward, Text
+from .reward_readings import Fault, Outcome, Said, Stepped, Unsound, Value, outcome_of, read_values, told
+from .rewards import Reward, Score, Text
 
 Place = int
 """Of a sample in the batch."""
@@ -50,6 +51,8 @@ class Batch:
     prompts: Sequence[Text]
     completions: Sequence[Text]
     columns: Mapping[str, Any]
+    runs: Sequence[Run | None] | None = None
+    """What was recorded of each completion; None where nothing was."""
 
     def take(self, places: Sequence[Place]) -> "Batch":
         """The samples at ``places``."""
@@ -57,7 +60,8 @@ class Batch:
             name: value if name in _WHOLE or value is None else [value[i] for i in places]
             for name, value in self.columns.items()
         }
-        return Batch([self.prompts[i] for i in places], [self.completions[i] for i in places], columns)
+        runs = None if self.runs is None else [self.runs[i] for i in places]
+        return Batch([self.prompts[i] for i in places], [self.completions[i] for i in places], columns, runs)
 
     def groups(self, places: Sequence[Place]) -> list[list[Place]]:
         """``places`` by prompt."""
@@ -76,6 +80,7 @@ class Job:
         self.places = list(places)
         self.rules = rules
         self.outcomes: dict[Place, Outcome] = {}
+        self.steps: dict[Place, list[Score]] = {}
         self.calls = 0
         self.seconds = 0.0
         self.extra: dict[str, dict[Place, Any]] = {}
@@ -101,12 +106,19 @@ class Job:
     def begin(self, places: Sequence[Place], said: Said) -> Any:
         """Call the reward with the samples at ``places``; what it returns, unread."""
         part = self.batch.take(places)
-        given = self.reward.arguments(part.prompts, part.completions, said.stands_in(part.columns))
+        given = self.reward.arguments(part.prompts, part.completions, said.stands_in(part.columns), part.runs)
         return self.reward.fn(**given)
 
-    def accept(self, places: Sequence[Place], outcomes: Sequence[Outcome], said: Said) -> None:
+    def read(self, places: Sequence[Place], values: object) -> list[Value]:
+        """What the reward returned for the samples at ``places``; raises Unsound."""
+        part = self.batch.take(places)
+        return read_values(values, len(places), self.reward.step_counts(part.completions, part.runs))
+
+    def accept(self, places: Sequence[Place], values: Sequence[Value], said: Said) -> None:
         """Take over what a call brought."""
-        self.outcomes |= zip(places, outcomes, strict=True)
+        read = list(zip(places, values, strict=True))
+        self.outcomes |= {place: outcome_of(value) for place, value in read}
+        self.steps |= {place: value.steps for place, value in read if isinstance(value, Stepped)}
         for column, values in said.extra.items():
             if len(values) == len(places):  # else nobody knows whose they are
                 self.extra.setdefault(column, {}).update(zip(places, values, strict=True))
@@ -185,12 +197,12 @@ def _try(job: Job, places: Sequence[Place], finish: Finish, seconds: float) -> U
 
     def call() -> Any:
         values = job.begin(places, said)
-        return values if inspect.isawaitable(values) else read_values(values, len(places))
+        return values if inspect.isawaitable(values) else job.read(places, values)
 
     try:
         outcomes = within(seconds, call)
         if inspect.isawaitable(outcomes):
-            outcomes = read_values(finish(outcomes, ends - time.monotonic()), len(places))
+            outcomes = job.read(places, finish(outcomes, ends - time.monotonic()))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - the reward boundary: user code may raise anything

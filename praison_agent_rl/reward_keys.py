@@ -21,8 +21,10 @@ from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
+from .records import Run
 from .reward_names import RUNTIME, declared
 from .rewards import Reward
+from .run_views import run_content
 
 _OURS = __name__.partition(".")[0]
 _MOST_STATE = 100_000  # characters of JSON; it is written out for each call
@@ -75,7 +77,9 @@ def sample_keys(source: bytes, given: Mapping[str, Sequence[Any]], groups: Seque
     names = sorted(given.keys() - set(RUNTIME))
     try:
         size = sum(map(len, groups))
-        texts = [json.dumps([given[name][i] for name in names], sort_keys=True) for i in range(size)]
+        texts = [
+            json.dumps([given[name][i] for name in names], sort_keys=True, default=_plain_run) for i in range(size)
+        ]
         head = json.dumps(names)
     except (TypeError, ValueError, IndexError, RecursionError) as error:
         raise Unkeyed(f"what it is given cannot be written down ({error})") from error
@@ -85,6 +89,12 @@ def sample_keys(source: bytes, given: Mapping[str, Sequence[Any]], groups: Seque
         for i in group:
             keys[i] = _digest(source.hex(), head, texts[i], *others)
     return keys
+
+
+def _plain_run(value: Any) -> dict[str, Any]:
+    if isinstance(value, Run):
+        return run_content(value)
+    raise TypeError(f"a {type(value).__name__} has no form in JSON")
 
 
 def _digest(*texts: str) -> bytes:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FunctionType, ModuleType
 from typing import Any
@@ -25,6 +25,8 @@ RUNTIME = ("trainer_state", "log_extra", "log_metric", "environments")
 """Live objects that TRL passes; they are never copied."""
 OWN = ("prompts", "completions", "completion_ids", *RUNTIME)
 """What TRL itself passes, trl/trainer/grpo_trainer.py."""
+RUN_VIEWS = ("run", "final_answer", "tool_calls")
+"""What whoever scores brings of the whole run, for a parameter of that name; see `run_views`."""
 _EXAMPLE = "Example: myproject.rewards:length_penalty"
 
 
@@ -196,7 +198,7 @@ def needed_columns(fn: Function) -> list[str]:
     """The parameters of ``fn`` that only columns of the dataset can fill."""
     starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = (p.name for p in parameters_of(fn) or [] if p.default is p.empty and p.kind not in starred)
-    return [name for name in needed if name not in OWN]
+    return [name for name in needed if name not in OWN and name not in RUN_VIEWS]
 
 
 def takes_column(fn: Function, name: str) -> bool:
@@ -208,6 +210,32 @@ def takes_column(fn: Function, name: str) -> bool:
     if wanted is not None:
         return name in wanted or (name in OWN and name in [p.name for p in parameters_of(fn) or []])
     return takes(fn, name) and not (isinstance(fn, functools.partial) and name in fn.keywords)
+
+
+def asked_views(fn: Function) -> list[str]:
+    """Those of `RUN_VIEWS` that ``fn`` asks for by name; what takes any column asks for none."""
+    wanted = declared(fn, "takes")
+    if wanted is None:
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        fixed = fn.keywords if isinstance(fn, functools.partial) else {}
+        wanted = [p.name for p in parameters_of(fn) or [] if p.kind in named and p.name not in fixed]
+    return [name for name in RUN_VIEWS if name in wanted]
+
+
+def taken_view(fn: Function, renamed: Mapping[str, str], columns: Collection[str]) -> str | None:
+    """What is wrong where ``fn`` asks for a view of the run and the data has a column of that name; None if nothing.
+
+    In a dataset that was built of recorded runs, ``run`` beside ``agent`` is the id of the recorded one: the run
+    of the answer that is scored counts there.
+    """
+    told = {*renamed, *renamed.values(), *(["run"] if "agent" in columns else [])}
+    taken = next((name for name in asked_views(fn) if name in columns and name not in told), None)
+    if taken is None:
+        return None
+    return (
+        f"takes {taken!r}, which is given to it of each run, but the data has a column of that name too. Rename the "
+        f"column, or feed it to a parameter of another name (columns: {{recorded_{taken}: {taken}}})"
+    )
 
 
 def declared(fn: Function, name: str) -> Any:

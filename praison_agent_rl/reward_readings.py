@@ -7,10 +7,19 @@ from typing import Any, Literal, NamedTuple
 
 from .deadlines import TimedOut
 from .reward_names import cause_of, plain_value, short
-from .rewards import Score
+from .rewards import Score, sum_of_steps, wrong_steps
 
 FaultKind = Literal[
-    "raised", "timed out", "not a list", "wrong length", "not a number", "NaN", "infinite", "out of time", "no verdict"
+    "raised",
+    "timed out",
+    "not a list",
+    "wrong length",
+    "wrong steps",
+    "not a number",
+    "NaN",
+    "infinite",
+    "out of time",
+    "no verdict",
 ]
 
 
@@ -24,6 +33,18 @@ class Fault(NamedTuple):
 _LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
 Outcome = Score | Fault
+
+
+class Stepped(NamedTuple):
+    """The score of a run whose steps were scored."""
+
+    score: Score
+    """Their sum; None where none has a score."""
+    steps: list[Score]
+    """One for each call of the model."""
+
+
+Value = Outcome | Stepped
 
 
 class Unsound(Exception):
@@ -44,8 +65,15 @@ def told(error: BaseException, seconds: float) -> Unsound:
     return Unsound(Fault("raised", f"failed: {cause_of(error)}"))
 
 
-def read_values(values: object, n: int) -> list[Outcome]:
+def outcome_of(value: Value) -> Outcome:
+    """What counts of a value: of steps their sum."""
+    return value.score if isinstance(value, Stepped) else value
+
+
+def read_values(values: object, n: int, counts: Sequence[int] | None = None) -> list[Value]:
     """What a reward returned for ``n`` completions; one that is no sound score costs only its own sample.
+
+    With ``counts``, how often the model was called for each, a list with one score for each call is sound too.
 
     Raises:
         Unsound: it is no list, or not one of ``n`` values.
@@ -57,7 +85,10 @@ def read_values(values: object, n: int) -> list[Outcome]:
     if len(given) != n:
         text = f"returned {len(given)} values for {n} completions, {short(values)}"
         raise Unsound(Fault("wrong length", text), len(given))
-    outcomes = [_read(value) for value in given]
+    if counts is None:
+        outcomes: list[Value] = [_read(value) for value in given]
+    else:
+        outcomes = [_read_with_steps(value, count) for value, count in zip(given, counts, strict=True)]
     failed = getattr(values, "failed", None)  # a judge's None: it says why, and is no judgement
     for place, why in failed.items() if isinstance(failed, Mapping) else ():
         if isinstance(place, int) and 0 <= place < n and outcomes[place] is None:
@@ -65,6 +96,24 @@ def read_values(values: object, n: int) -> list[Outcome]:
     if outcomes and all(isinstance(outcome, Fault) and outcome.kind == "no verdict" for outcome in outcomes):
         raise Unsound(outcomes[0])  # type: ignore[arg-type]  # worth another try, as a call that raised
     return outcomes
+
+
+def _read_with_steps(value: object, count: int) -> Value:
+    try:
+        given = plain_value(value)
+    except Exception:  # noqa: BLE001 - an object of the reward's own may fail at anything
+        return _read(value)
+    if not isinstance(given, list | tuple):
+        return _read(value)
+    if len(given) != count:
+        return Fault("wrong steps", wrong_steps(len(given), count))
+    steps = [_read(step) for step in given]
+    sound = [step for step in steps if not isinstance(step, Fault)]
+    if len(sound) < len(steps):
+        fault = next(step for step in steps if isinstance(step, Fault))
+        return fault._replace(text=f"{fault.text} of a step")
+    total = _read(sum_of_steps(sound))
+    return total if isinstance(total, Fault) else Stepped(total, sound)
 
 
 def _read(value: object) -> Outcome:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .deadlines import LoopThread, TimedOut, in_a_thread
 from .reward_jobs import CallRules, Job, Place
-from .reward_readings import Fault, Outcome, Said, Unsound, read_values, told
+from .reward_readings import Fault, Said, Unsound, Value, told
 
 _ALONE = 4.0  # timeouts that all parts together may take which are asked one after the other
 _SMALL = 4  # a part of a batch that is asked so is given this fraction of the timeout
@@ -32,7 +32,7 @@ class Came(NamedTuple):
     """What came of a part."""
 
     part: int
-    outcomes: list[Outcome]
+    outcomes: list[Value]
     said: Said
     failed: Unsound | None
 
@@ -91,10 +91,10 @@ class _Round:
         return Came(number, [], said, told(error, limit)) if error else Came(number, task.result(), said, None)
 
 
-async def read_part(job: Job, places: list[Place], said: Said) -> list[Outcome]:
+async def read_part(job: Job, places: list[Place], said: Said) -> list[Value]:
     """Ask ``job`` about the samples at ``places``."""
     try:
-        return read_values(await job.begin(places, said), len(places))
+        return job.read(places, await job.begin(places, said))
     except (SystemExit, KeyboardInterrupt) as error:  # either would end the loop
         raise told(error, 0) from error
 

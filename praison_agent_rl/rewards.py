@@ -21,10 +21,12 @@ from typing import Any, Literal, NamedTuple
 
 from .deadlines import TimedOut, within
 from .errors import RewardError as RewardError  # "as": praisonai_train.rewards offers it, so this module does
+from .records import Run
 from .reward_names import OWN as OWN
 from .reward_names import (
     RUNTIME,
     Function,
+    asked_views,
     cause_of,
     collect,
     declared,
@@ -32,6 +34,7 @@ from .reward_names import (
     parameters_of,
     plain_value,
     short,
+    taken_view,
     takes_column,
     unique_names,
 )
@@ -46,6 +49,7 @@ from .reward_specs import portable as portable
 from .reward_specs import require as require
 from .reward_specs import resolve as resolve
 from .reward_specs import resolve_all as resolve_all
+from .run_views import call_counts, run_columns
 
 Text = str | list[dict[str, Any]]
 Texts = Sequence[Text]
@@ -117,12 +121,17 @@ def _settle(done: "Future[Any]", outcome: Callable[[], Any]) -> None:
         done.set_exception(error)
 
 
-def as_scores(values: object, name: str, n: int) -> list[Score]:
-    """What reward ``name`` returned for ``n`` completions, as plain numbers; NaN and infinity become None."""
+def as_scores(values: object, name: str, n: int, counts: Sequence[int] | None = None) -> list[Score]:
+    """What reward ``name`` returned for ``n`` completions, as plain numbers; NaN and infinity become None.
+
+    With ``counts``, how often the model was called for each, it may also be a list with one for each call.
+    """
     given = plain_value(values)
     if not isinstance(given, list | tuple):
         raise RewardError(f"reward {name!r} returned a {type(values).__name__}, {short(values)}; {_WANTED}")
     scores = [plain_value(value) for value in given]
+    if counts is not None and len(scores) == n:
+        scores = [_of_steps(score, name, count) for score, count in zip(scores, counts, strict=True)]
     if odd := [score for score in scores if score is not None and not isinstance(score, numbers.Real)]:
         raise RewardError(f"reward {name!r} returned {short(odd[0])} among its scores; {_WANTED}")
     if len(scores) != n:
@@ -132,6 +141,29 @@ def as_scores(values: object, name: str, n: int) -> list[Score]:
         # TRL would turn the gradient of the whole group into 0 without a word
         _warn_once(f"reward {name!r} returned an infinite value; it counts as None (no score)")
     return [float(score) if score is not None and abs(score) <= largest else None for score in scores]
+
+
+def _of_steps(score: Any, name: str, count: int) -> Any:
+    """The sum of a run's steps, or what is no list as it is."""
+    if not isinstance(score, list | tuple):
+        return score
+    steps = [plain_value(step) for step in score]
+    if odd := [step for step in steps if step is not None and not isinstance(step, numbers.Real)]:
+        raise RewardError(f"reward {name!r} returned {short(odd[0])} among the scores of a run's steps; {_WANTED}")
+    if len(steps) != count:
+        raise RewardError(f"reward {name!r} {wrong_steps(len(steps), count)}")
+    return sum_of_steps(steps)
+
+
+def wrong_steps(got: int, count: int) -> str:
+    """What is said of a list with ``got`` scores for a run in which the model was called ``count`` times."""
+    return f"returned {got} scores for the steps of a run with {count} calls of the model; wanted: one for each call"
+
+
+def sum_of_steps(steps: Sequence[Any]) -> Any:
+    """The score of a run from those of its steps; None where no step has one."""
+    known = [step for step in steps if step is not None]
+    return sum(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -154,14 +186,32 @@ class Reward:
     def __name__(self) -> str:
         return self.name
 
-    def arguments(self, prompts: Texts, completions: Texts, columns: Mapping[str, Any]) -> dict[str, Any]:
+    @property
+    def views(self) -> list[str]:
+        """What it asks of the whole run, and no column fills."""
+        return [name for name in asked_views(self.fn) if name not in self.renamed]
+
+    def step_counts(self, completions: Texts, runs: Sequence[Run | None] | None = None) -> list[int] | None:
+        """How many scores it may return for each completion's steps; None for one that asks nothing of runs."""
+        return call_counts(completions, runs) if self.views else None
+
+    def arguments(
+        self,
+        prompts: Texts,
+        completions: Texts,
+        columns: Mapping[str, Any],
+        runs: Sequence[Run | None] | None = None,
+    ) -> dict[str, Any]:
         """What the function is called with: copies of its own, so that it can change nothing of ours."""
+        views = self.views
         feeds = {**{name: name for name in columns}, **self.renamed}
         given = {
             name: columns[column] if name in RUNTIME else copy.deepcopy(columns[column])
             for name, column in feeds.items()
-            if column in columns and (name in self.renamed or takes_column(self.fn, name))
+            if column in columns and name not in views and (name in self.renamed or takes_column(self.fn, name))
         }
+        if views:
+            given |= copy.deepcopy(run_columns(prompts, completions, runs, wanted=views))
         if takes_column(self.fn, "prompts"):
             given["prompts"] = [_in_form(self.shape.prompts, p, "user") for p in prompts]
         if takes_column(self.fn, "completions"):
@@ -183,7 +233,7 @@ class Reward:
         finally:
             if os.getpid() != own:  # a reward that forks would leave a second process that goes on as the first
                 os._exit(0)
-        return as_scores(values, self.name, len(completions))
+        return as_scores(values, self.name, len(completions), self.step_counts(completions))
 
 
 def from_model(model: str, **options: Any) -> Function:
@@ -281,6 +331,8 @@ def _fit(entry: tuple[RewardSpec, Function, str], prompts: Texts, columns: Colum
     needed += [column for column in spec.columns.values() if column not in needed]
     if held := [column for column in needed if column in _RENAMED]:
         raise RewardError(f"reward {name!r} takes {held[0]!r}; TRL passes it as {_RENAMED[held[0]]!r} (a list)")
+    if taken := taken_view(fn, spec.columns, columns):
+        raise RewardError(f"reward {name!r} {taken}")
     if missing := [column for column in needed if column not in columns]:
         what = f"the column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}"
         there = ", ".join(dict.fromkeys(["prompt", *columns]))

@@ -1,5 +1,6 @@
 """How completions are drawn, and what is known of them once they are: the words that every sampler shares."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -79,6 +80,10 @@ class Sampled(NamedTuple):
     """One completion for each prompt, in order; the end token is kept, nothing after it."""
     log_probs: list[list[float]] | None
     """Natural log-probability of each token before any truncation, temperature applied; None if it is not known."""
+
+
+Draw = Callable[[list[list[int]], Sampling], Sampled]
+"""A completion for each prompt, given as token ids."""
 
 
 def declared_settings(declared: Any, asked: Any) -> list[str]:

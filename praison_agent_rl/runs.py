@@ -38,6 +38,8 @@ class RunFolder:
         """Training prompts that were put aside to watch with, if any."""
         self.recorded = self.root / "recorded.jsonl"
         """Answers of what the agent runs on to held-out prompts, where that is another model."""
+        self.calls = self.root / "calls.jsonl"
+        """Calls of good recorded runs of the agent, if any."""
         self.answered = self.root / "answered.jsonl"
         """Recorded answers to training prompts, several to each."""
         self.events_file = self.root / "events.jsonl"

@@ -5,12 +5,13 @@ prompt), so the request is observed and never rebuilt from ``instructions`` (DES
 asked: the listener on 127.0.0.1 answers each request with a fixed word.
 """
 
+import collections
 import contextlib
-import io
+import contextvars
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -59,33 +60,80 @@ def _as_request(body: dict[str, Any]) -> SentRequest:
     return SentRequest(body["messages"], body.get("tools") or [], rest)
 
 
-class _Muted(io.TextIOBase):
-    """Standard output, less what one thread writes."""
+class Silence:
+    """A block of a thread that nothing is heard of; what the thread printed last is kept here."""
 
-    def __init__(self, stream: Any, thread: int) -> None:
-        self._stream, self._thread = stream, thread
+    def __init__(self) -> None:
+        self.over = False
+        self._said: collections.deque[str] = collections.deque(maxlen=_KEPT)
 
-    def write(self, text: str) -> int:
-        """Write for every thread but the muted one."""
-        return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
+    @property
+    def said(self) -> str:
+        """The last of what was printed in the block."""
+        return "".join(self._said)
+
+    def keep(self, text: str) -> int:
+        """Take what is printed."""
+        self._said.append(text)
+        return len(text)
+
+
+_KEPT = 200
+"""Pieces that a silence keeps of what is printed in it."""
+_SILENCE: "contextvars.ContextVar[Silence | None]" = contextvars.ContextVar("praison_agent_rl_silence", default=None)
+
+
+class _Muted:
+    """Standard output, less what is printed within a silence."""
+
+    installed = threading.Lock()
+    silences = 0
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    @property
+    def silence(self) -> Silence | None:
+        """The silence that the running code is in."""
+        found = _SILENCE.get()
+        return None if found is None or found.over else found
+
+    def write(self, text: str) -> Any:
+        """Write for all that is in no silence."""
+        silence = self.silence
+        return self.stream.write(text) if silence is None else silence.keep(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each of ``lines``."""
+        for line in lines:
+            self.write(line)
+
+    def isatty(self) -> bool:
+        """Whether a person sees what is written now: nobody sees a silence, nor is anything animated in it."""
+        return self.silence is None and bool(self.stream.isatty())
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-_one_at_a_time = threading.Lock()  # two that replace sys.stdout at once could each put back the other's
+        return getattr(self.stream, name)
 
 
 @contextlib.contextmanager
-def silent_thread() -> Iterator[None]:
-    """Drop what this thread prints; what other threads print is shown."""
-    with _one_at_a_time:
-        before = sys.stdout
-        sys.stdout = _Muted(before, threading.get_ident())
-        try:
-            yield
-        finally:
-            sys.stdout = before
+def silent_thread() -> Iterator[Silence]:
+    """Drop what this thread prints; what other threads print is shown. Any number of threads can be silent at once."""
+    silence = Silence()
+    with _Muted.installed:
+        _Muted.silences += 1
+        if not isinstance(sys.stdout, _Muted):
+            sys.stdout = _Muted(sys.stdout)
+    token = _SILENCE.set(silence)
+    try:
+        yield silence
+    finally:
+        silence.over = True  # copies of this context may live on
+        _SILENCE.reset(token)
+        with _Muted.installed:
+            _Muted.silences -= 1
+            if _Muted.silences == 0 and isinstance(sys.stdout, _Muted):
+                sys.stdout = sys.stdout.stream
 
 
 @contextlib.contextmanager

@@ -177,10 +177,11 @@ def check_swappable(agent: Any) -> None:
         raise AgentError(f"agent {name!r} is answered by a managed back end (backend=), which has no weights to train")
 
 
-def fresh_copy(agent: Any) -> Any:
+def fresh_copy(agent: Any, *, judged: bool = False) -> Any:
     """A copy of ``agent`` with an empty history, whose turns leave no trace in the original.
 
-    Memory, knowledge, sessions and hooks are left out; tools are shared objects.
+    Memory, knowledge, sessions and hooks are left out; tools are shared objects. With ``judged`` the guardrails stay
+    that judge answers and ask for better ones; else only those do that can change a request.
     """
     twin = copy.copy(agent)
     state = twin.__dict__
@@ -195,6 +196,8 @@ def fresh_copy(agent: Any) -> Any:
     for name in ("_rl_canary", "_rl_attachment"):
         state.pop(name, None)
     guardrail = state["_guardrail_fn"]
+    if judged:
+        return twin
     if getattr(guardrail, "_praison_output_only", False) or not callable(getattr(guardrail, "validate_input", None)):
         state["_guardrail_fn"] = None  # it judges answers, some by asking a model, and can change no request
     return twin

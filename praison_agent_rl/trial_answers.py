@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from praison_agent_rl.data import Row, as_messages, prompt_key
 from praison_agent_rl.data_checks import check_rows
 from praison_agent_rl.errors import DataError
+from praison_agent_rl.records import Run
 from praison_agent_rl.rewards import Text, made_up_answers
 from praison_agent_rl.trial_calls import Sample
 
@@ -45,6 +46,8 @@ class Group:
     answers: list[tuple[Text, float | None]] = field(default_factory=list)
     """With their ratings."""
     pairs: list[tuple[Text, Text]] = field(default_factory=list)
+    runs: dict[str, Run] = field(default_factory=dict)
+    """Recorded ones by their answer, as ``str`` gives it."""
 
     @property
     def telling(self) -> bool:
@@ -148,7 +151,8 @@ def choose(groups: Sequence[Group], source: str, limits: Limits, notes: list[str
         for text, rating in _first_answers(group, limits.each):
             if str(text) not in places or rating is not None:
                 places[str(text)] = len(samples)
-            samples.append(Sample(group.prompt, text, {**empty, **group.columns}, number, rating))
+            run = group.runs.get(str(text))
+            samples.append(Sample(group.prompt, text, {**empty, **group.columns}, number, rating, run))
         known = [(places.get(str(good)), places.get(str(bad))) for good, bad in group.pairs]
         pairs += [(good, bad) for good, bad in known if good is not None and bad is not None and good != bad]
         pairs += _pairs_by_rating(samples, list(places.values()))

@@ -12,9 +12,10 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, NamedTuple
 
 from .deadlines import end_copies, within
+from .records import Run
 from .reward_jobs import CallRules
 from .reward_names import RUNTIME
-from .reward_readings import Fault, Outcome, read_values, told
+from .reward_readings import Fault, Outcome, outcome_of, read_values, told
 from .reward_waiting import Waiting
 from .rewards import Reward, Score, Text
 
@@ -33,6 +34,8 @@ class Sample:
     """Answers to the same prompt have the same number."""
     rating: float | None = None
     """What a person said of the answer."""
+    run: Run | None = None
+    """The recorded run that it comes from."""
 
 
 class Reading(NamedTuple):
@@ -74,11 +77,13 @@ class Probe:
     def read(self, samples: Sequence[Sample], *, timeout: float) -> Reading:
         """One call with these samples, made as TRL makes it; it is ended after ``timeout`` seconds."""
         prompts, completions = [sample.prompt for sample in samples], [sample.completion for sample in samples]
-        given = self.reward.arguments(prompts, completions, columns_of_call(samples))
+        runs = [sample.run for sample in samples]
+        given = self.reward.arguments(prompts, completions, columns_of_call(samples), runs)
         before = {name: copy.deepcopy(value) for name, value in given.items() if name not in RUNTIME}
         start, own = time.perf_counter(), os.getpid()
         try:
-            outcomes = read_values(within(timeout, lambda: self._called(given, timeout)), len(samples))
+            values = within(timeout, lambda: self._called(given, timeout))
+            read = read_values(values, len(samples), self.reward.step_counts(completions, runs))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the reward boundary: user code may raise anything
@@ -87,7 +92,7 @@ class Probe:
             end_copies(own)
         seconds = time.perf_counter() - start
         changed = sorted(name for name, value in before.items() if _differ(given.get(name), value))
-        return Reading(outcomes, None, seconds, tuple(changed))
+        return Reading([outcome_of(value) for value in read], None, seconds, tuple(changed))
 
     def _called(self, given: dict[str, Any], timeout: float) -> Any:
         values = self.reward.fn(**given)

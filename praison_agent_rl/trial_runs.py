@@ -39,6 +39,7 @@ def answers_of_runs(store: str | Path, agent: str | None, limits: Limits) -> Ans
         completion = _completion(run)
         assert completion is not None
         group.answers.append((completion, columns.get("rating")))
+        group.runs.setdefault(str(completion), run)
         if "answer" in columns and columns["answer"] != completion:
             group.answers.append((columns["answer"], None))
             group.pairs.append((columns["answer"], completion))

@@ -59,6 +59,7 @@ _MEND = {
     "timed out": "Give what it waits for a time limit, and let it return None then.",
     "not a list": "Let it return a list with one number or None per completion, whatever their number.",
     "wrong length": "Let it return a list with one number or None per completion, whatever their number.",
+    "wrong steps": "Let it return a number or None for each call of the run's model, or one number for the run.",
     "no verdict": "See that the judge can be reached and answers as it is told to.",
     "not a number": "Let it return numbers: float(...) of what it has, or None.",
 }

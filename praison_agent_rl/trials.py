@@ -47,8 +47,8 @@ class FaultSeen(Record):
     """One kind of fault, however often it was met."""
 
     kind: str
-    """``raised``, ``timed out``, ``not a list``, ``wrong length``, ``not a number``, ``no verdict`` (of a judge), or
-    ``cannot be used``."""
+    """``raised``, ``timed out``, ``not a list``, ``wrong length``, ``wrong steps``, ``not a number``,
+    ``no verdict`` (of a judge), or ``cannot be used``."""
     text: str
     count: int = 1
     """Answers concerned; 0 where the fault is that of a call with several."""
@@ -328,7 +328,7 @@ class _Faults:
     def of_outcomes(self, outcomes: Sequence[Outcome], samples: Sequence[Sample]) -> None:
         """What is no number; NaN and infinity are counted only."""
         for outcome, sample in zip(outcomes, samples, strict=True):
-            if isinstance(outcome, Fault) and outcome.kind in ("not a number", "no verdict"):
+            if isinstance(outcome, Fault) and outcome.kind in ("not a number", "wrong steps", "no verdict"):
                 self.add(outcome.kind, outcome.text, first=sample)
 
     def listed(self) -> list[FaultSeen]:

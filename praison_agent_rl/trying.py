@@ -19,6 +19,7 @@ from praison_agent_rl.reward_names import (
     importing_from,
     needed_columns,
     short,
+    taken_view,
     unique_names,
     unlike_trl,
 )
@@ -218,6 +219,7 @@ def _trial(entry: _Entry, name: str, answers: Answers, rules: TrialRules) -> tup
         spec, fn = read_spec(entry.given), resolve(entry.given)
         facts["needs"] = _needed(spec, fn)
         _check_columns(name, facts, answers.samples)
+        _check_views(spec, fn, answers.samples)
         reward = Reward(fn, name, renamed=spec.columns, by_sample=not declared(fn, "whole_group"))
         measured = measure_in_form(reward, answers.samples, rules)
     except RewardError as error:
@@ -245,6 +247,12 @@ def _check_columns(name: str, facts: dict[str, Any], samples: Sequence[Sample]) 
     if facts["lacking"]:
         what = f"the column{'s' * (len(facts['lacking']) > 1)} {', '.join(map(repr, facts['lacking']))}"
         raise RewardError(f"needs {what}; the data has: {', '.join(['prompt', *there])}")
+
+
+def _check_views(spec: RewardSpec, fn: Function, samples: Sequence[Sample]) -> None:
+    """Raise RewardError if a column has the name of what the reward asks of the run."""
+    if taken := taken_view(fn, spec.columns, {column for sample in samples for column in sample.columns}):
+        raise RewardError(taken)
 
 
 def _against_people(measured: Measured, answers: Answers) -> dict[str, Any]:

@@ -78,13 +78,11 @@ def _rollouts(given: argparse.Namespace, of: dict[str, dict[str, Any]]) -> tuple
 
 def _reward(given: argparse.Namespace, home: str) -> tuple[Any, Tables]:
     name = given.models[0] if given.quick else "smollm2"
-    options = {"home": home, "folder": model_folder(name, Path(home)), "held_out": 66, "every": 3, "new_tokens": 32}
+    options = {"home": home, "folder": model_folder(name, Path(home)), "held_out": 66, "every": 6, "new_tokens": 32}
     if given.quick:
         few = {"max_steps": 2, "num_generations": 2, "per_device_train_batch_size": 2, "max_completion_length": 4}
         options |= {"held_out": 4, "every": 1, "new_tokens": 4, "settings": few}
-    kinds = [
-        variant for variant in given.variants if variant not in ("trl", "ours-generate", "ours-bf16")
-    ]  # the same settings
+    kinds = [variant for variant in given.variants if variant in ("ours", "ours-bf16", "trl-plain")]
     seeds = range(1 if given.quick else given.seeds)
     curves = reward.measure(variants=kinds, seeds=seeds, minutes=given.reward_minutes, options=options)
     growth.plot_curves(curves, given.plots)

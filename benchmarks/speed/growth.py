@@ -17,7 +17,7 @@ AXES: dict[str, tuple[int, ...]] = {
 }
 BASE = {"prompt_tokens": 400, "group": 8, "new_tokens": 64}
 QUICK: dict[str, tuple[int, ...]] = {"prompt_tokens": (60, 120), "group": (2, 4), "new_tokens": (4, 8)}
-OTHERS = {"recording": ["recording.py", "1000", "10000", "100000", "1000000"], "merging": ["merging.py"]}
+OTHERS = {"recording": ["recording.py", "1000", "10000", "100000"], "merging": ["merging.py"]}
 QUICK_OTHERS = {"merging": ["merging.py", "0.05"]}
 
 
@@ -30,7 +30,7 @@ def steps(model: str, *, variants: Sequence[str], quick: bool, options: Mapping[
             job = {**base, axis: value, "model": options["folder"], "home": options["home"]}
             jobs = {v: ("step_worker", {**job, "variant": v}) for v in variants}
             with started(jobs, Path(options["home"]) / "log") as workers:
-                found = in_turn(workers, seconds=60, most=3)
+                found = in_turn(workers, seconds=30, most=3)
                 for v in variants:
                     timed = [step["seconds"] for step in found[v][1:]]
                     middle = statistics.median(timed) if timed else None

@@ -65,6 +65,6 @@ def tables(lines: list[dict[str, Any]], vllm: dict[str, Any] | None) -> list[tup
     found = [(["model", "rows", "prompts", *(f"{v}, tokens/s" for v in VARIANTS)], body)]
     if vllm and "tokens_per_second" in vllm:
         rates = vllm["tokens_per_second"]
-        heads = ["vLLM", *(f"{rows} rows, tokens/s" for rows in next(iter(rates.values())))]
+        heads = ["vLLM", *(f"{rows}, tokens/s" for rows in next(iter(rates.values())))]
         found.append((heads, [[kind, *(f"{rate:.0f}" for rate in by.values())] for kind, by in rates.items()]))
     return found

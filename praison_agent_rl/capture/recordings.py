@@ -28,6 +28,9 @@ from praison_agent_rl.transcripts.run_ids import RunId
 
 _Result = TypeVar("_Result")
 
+UNRECORDED = "_rl_unrecorded"
+"""Attribute of an agent whose turns are nobody's conversation; no recording takes them, nor what is asked in them."""
+
 CURRENT: contextvars.ContextVar["Turn | None"] = contextvars.ContextVar("praison_agent_rl_turn", default=None)
 """The innermost turn that the running code belongs to."""
 
@@ -71,7 +74,8 @@ class Turn:
         self.style = style
         self.parent = parent = CURRENT.get()
         self.root: str = parent.root if parent is not None else self.id
-        self.takers = takers_of_turn(owner, parent, self.root)
+        self.unrecorded: bool = UNRECORDED in vars(owner) or (parent is not None and parent.unrecorded)
+        self.takers = () if self.unrecorded else takers_of_turn(owner, parent, self.root)
         self.streams: set[PendingCall] = set()
         """Calls whose streams are being read."""
         self.failure: str | None = None

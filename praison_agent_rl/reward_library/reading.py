@@ -6,11 +6,14 @@ A completion is a text, a list of messages or a whole tool rollout. The last ass
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from praison_agent_rl.errors import RewardError
+from praison_agent_rl.run_views import by_assistant as by_assistant
+from praison_agent_rl.run_views import messages_of as messages_of
+from praison_agent_rl.run_views import text_in as text_in
 from praison_agent_rl.text_measures import UNSPACED
 
 from .making import Score, Scores, per_sample
@@ -29,28 +32,6 @@ class Piece(NamedTuple):
     text: str
     marked: bool
     """Whether a tag, a box or ``####`` marks it; else it is the whole text."""
-
-
-def messages_of(completion: Any) -> list[Mapping[str, Any]]:
-    """A completion as messages; a text is one message of the assistant."""
-    if isinstance(completion, str):
-        return [{"role": "assistant", "content": completion}]
-    given = [completion] if isinstance(completion, Mapping) else completion or []
-    return [message for message in given if isinstance(message, Mapping)]
-
-
-def text_in(content: Any) -> str:
-    """The text of a message's content: a string, or parts; None has none."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list | tuple) else []
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    return "".join(text for text in texts if isinstance(text, str))
-
-
-def by_assistant(message: Mapping[str, Any]) -> bool:
-    """Whether the assistant wrote a message; one without a role is a completion, so it did."""
-    return bool(message.get("role", "assistant") == "assistant")
 
 
 def last_text(completion: Any) -> str:

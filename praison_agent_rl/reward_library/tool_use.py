@@ -5,19 +5,15 @@ written in a text as open models write them.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from praison_agent_rl.errors import RewardError
+from praison_agent_rl.run_views import reports_failure
 from praison_agent_rl.text_measures import faulty_tool_call, written_calls
 
 from .making import Score, Scores, a_count, a_flag, library_reward, per_sample, texts_of
 from .reading import by_assistant, messages_of, plain, text_in
-
-_FAILED = re.compile(
-    r"\s*(?:error\b|exception\b|traceback \(most recent|failed\b|tool .{0,80} not found)", re.IGNORECASE
-)
 
 
 class Call(NamedTuple):
@@ -190,7 +186,7 @@ def _share_unfailed(completion: Any, tools: Any) -> float:
         for number, call in enumerate(calls):
             named = [answer for answer in answers if call.id and answer.get("tool_call_id") == call.id]
             answer = named[0] if named else unnamed[number] if number < len(unnamed) else None
-            failed += _faulty(call, tools) or (answer is not None and _reports_failure(answer))
+            failed += _faulty(call, tools) or (answer is not None and reports_failure(text_in(answer.get("content"))))
     return 1.0 - failed / count if count else 1.0
 
 
@@ -211,14 +207,3 @@ def _faulty(call: Call, tools: Any) -> bool:
     known = [tool for tool in tools if isinstance(tool, Mapping)]
     text = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, default=str)
     return faulty_tool_call(f"<tool_call>{text}</tool_call>", known)
-
-
-def _reports_failure(message: Mapping[str, Any]) -> bool:
-    text = text_in(message.get("content"))
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return _FAILED.match(text) is not None
-    if isinstance(value, Mapping):
-        return bool(value.get("error")) or value.get("success") is False
-    return isinstance(value, str) and _FAILED.match(value) is not None

@@ -55,4 +55,5 @@ def _fresh(run: RunFolder) -> Path:
 
 def _publish(temporary: Path, tokenizer: Any, run: RunFolder) -> None:
     tokenizer.save_pretrained(temporary)
+    shutil.rmtree(temporary / "ref", ignore_errors=True)  # what TRL measures the distance from, after a warm start
     publish_folder(temporary, run.adapter)

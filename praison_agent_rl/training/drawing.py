@@ -11,7 +11,7 @@ import torch
 from praison_agent_rl.decoding.loop import draw
 from praison_agent_rl.decoding.probe import why_not_drawable
 from praison_agent_rl.decoding.weights import Precision, SamplingModel
-from praison_agent_rl.rollouts import Sampled, Sampling, declared_settings
+from praison_agent_rl.rollouts import Draw, Sampled, Sampling, declared_settings
 from praison_agent_rl.training.skipping import Scores, SkippingTrainer
 from praison_agent_rl.vllm_rollouts import VllmSampler
 
@@ -57,28 +57,33 @@ class DrawingTrainer(SkippingTrainer):
             self._drawing = drawing  # else its copy of the weights goes at once
         return why_not
 
-    def _drawn(self, prompt_ids: list[list[int]]) -> Sampled:
-        """Completions of the policy, whose adapter is merged, and which can be drawn for."""
-        assert self._drawing is not None
-        self._drawing.refresh()
-        return draw(self._drawing, prompt_ids, self._sampling(), pad=self._tokenizer.pad_token_id)
+    def _drawer(self) -> Draw:
+        """Draws completions of the policy, whose adapter is merged, and which can be drawn for."""
+        drawing = self._drawing
+        assert drawing is not None
+        drawing.refresh()
+        return lambda prompts, sampling: draw(drawing, prompts, sampling, pad=self._tokenizer.pad_token_id)
 
     def _as_trl_takes(self, sampled: Sampled) -> tuple[list[list[int]], list[list[float]] | None]:
         """The ids, and the log-probabilities where they are those of another policy than the one that is trained."""
-        self._behaviour = sampled.log_probs
+        self._behaviour = None if self.tools else sampled.log_probs  # a turn with tools is drawn in several parts
         exact = SAMPLERS.get(self.sampler) == "own"
         return sampled.ids, None if exact else sampled.log_probs
 
-    def _served(self, server: VllmSampler, prompt_ids: list[list[int]]) -> Sampled:
-        """Completions of the policy as it is now, drawn by a server, which gets it as an adapter first.
+    def _offered(self, server: VllmSampler) -> Draw:
+        """Draws completions of the policy as it is now by a server, which gets it as an adapter first.
 
         Raises:
             ServerFailed: the server is gone, refused, or answered with something else than was asked for.
         """
         adapted = self.accelerator.unwrap_model(self.model)
         server.offer(self.state.global_step, lambda folder: adapted.save_pretrained(folder))
-        seed = int(torch.randint(_SEEDS, ()))  # of torch's random numbers, which a checkpoint keeps
-        return server.sample(prompt_ids, replace(self._sampling(), seed=seed))
+
+        def served(prompts: list[list[int]], sampling: Sampling) -> Sampled:
+            seed = int(torch.randint(_SEEDS, ()))  # of torch's random numbers, which a checkpoint keeps
+            return server.sample(prompts, replace(sampling, seed=seed))
+
+        return served
 
     def _sampling(self) -> Sampling:
         config = self.generation_config
@@ -104,6 +109,7 @@ class DrawingTrainer(SkippingTrainer):
     def _scored_where_it_counts(self, ids: torch.Tensor, mask: torch.Tensor, length: int) -> Scores:
         log_probs, entropy = super()._scored_where_it_counts(ids, mask, length)
         drawn_with, kept = self._before, mask[:, -length:].bool()
+        kept = kept if self._by_policy is None else kept & self._by_policy.bool()
         fresh = self._step % (self.args.steps_per_generation * self.num_iterations) == 0  # the policy has not moved
         if drawn_with is not None and fresh and SAMPLERS.get(self.sampler) != "own":
             kept = kept if self._silent is None else kept & ~self._silent[:, None]

@@ -3,7 +3,7 @@
 import errno
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from praison_agent_rl import errors
@@ -16,8 +16,15 @@ OnEvent = Callable[[dict[str, Any]], None]
 _POLL_SECONDS = 0.2
 
 
-def launch_stages(run: RunFolder, stages: Sequence[str], on_event: OnEvent, *, resume: bool = False) -> None:
-    """Do ``stages`` in a child process that is given the folder and nothing else, and wait for its end.
+def launch_stages(
+    run: RunFolder,
+    stages: Sequence[str],
+    on_event: OnEvent,
+    *,
+    resume: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Do ``stages`` in a child process that is given the folder and ``env`` and nothing else, and wait for its end.
 
     The child ends when this process does. Interrupting (Ctrl-C) ends it too; its checkpoints stay.
 
@@ -27,7 +34,7 @@ def launch_stages(run: RunFolder, stages: Sequence[str], on_event: OnEvent, *, r
     """
     seen = run.events_file.stat().st_size if run.events_file.exists() else 0
     words = [str(run.root.resolve()), *stages, *(["--resume"] if resume else [])]
-    child = start_child("praison_agent_rl.stages", words, log=run.log)
+    child = start_child("praison_agent_rl.stages", words, log=run.log, env=env)
     outcome: dict[str, Any] = {}
     try:
         ended = False

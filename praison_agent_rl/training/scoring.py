@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 
 from praison_agent_rl.errors import TrainingFailed
 from praison_agent_rl.measuring import calling_for
+from praison_agent_rl.records import Run
 from praison_agent_rl.reward_calls import Caller
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder
@@ -24,6 +25,9 @@ _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # as in trl/trainer/g
 
 class ScoringTrainer(SignalTrainer):
     """TRL's trainer, whose rewards are called by a ``Caller``; reward models are left to TRL."""
+
+    runs: Sequence[Run] | None = None
+    """What was recorded of each completion of the batch in work; None where a completion is an answer given at once."""
 
     def __init__(self, *, caller: Caller | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -45,7 +49,7 @@ class ScoringTrainer(SignalTrainer):
             **({} if self.environments is None else {"environments": self.environments}),
         }
         own = [place for place, reward in enumerate(self.reward_funcs) if isinstance(reward, Reward)]
-        scores = self.caller.score(prompts, completions, columns)
+        scores = self.caller.score(prompts, completions, columns, runs=self.runs)
         self._tell_trackers()
         by_reward = [[math.nan if score is None else score for score in scores[self.reward_funcs[i].name]] for i in own]
         device = self.accelerator.device

@@ -28,6 +28,8 @@ class SkippingTrainer(ScoringTrainer):
     """Which rows of the batch in work are left out, of shape (rows,)."""
     _before: torch.Tensor | None = None
     """Log-probabilities of the batch in work when it was sampled, of shape (rows, length)."""
+    _by_policy: torch.Tensor | None = None
+    """Which tokens of the batch in work the policy drew, (rows, length); None if all."""
 
     def _compute_loss(self, *given: Any, **options: Any) -> torch.Tensor:
         if self.not_shared_because is None and self.model.training:
@@ -35,12 +37,13 @@ class SkippingTrainer(ScoringTrainer):
             silent = inputs["advantages"] == 0
             self._silent = silent if silent.dim() == 1 and self._only_advantages_count() else None
             self._before = inputs.get("old_per_token_logps")
+            self._by_policy = inputs.get("tool_mask")
             self._metrics["train"][SKIPPED].append(0.0 if self._silent is None else float(silent.float().mean()))
         try:
             loss: torch.Tensor = super()._compute_loss(*given, **options)
             return loss
         finally:
-            self._silent = self._before = None
+            self._silent = self._before = self._by_policy = None
 
     def _only_advantages_count(self) -> bool:
         """Whether a completion moves the policy by its advantage alone, and not by its distance or its entropy."""

@@ -149,9 +149,10 @@ class Watcher(TrainerCallback):  # type: ignore[misc]  # transformers is not typ
     def _scored(self) -> list[Answer]:
         with _same_chance():
             manner = Manner(_SAMPLES, self._trainer.shown_tools, strict=False)
-            raw = self._trainer.answers_to(self._rows, self._config, manner)
+            answers, runs = self._trainer.answers_to(self._rows, self._config, manner)
             rewards, judges = self._scorers
-            return score_answers(raw, self._rows, rewards, judges=judges, calling=calling_for(self._run))
+            calling = calling_for(self._run)
+            return score_answers(answers, self._rows, rewards, judges=judges, calling=calling, runs=runs)
 
     def _guarded(self) -> frozenset[str]:
         names = {reward.name for reward in (*self._scorers.rewards, *self._scorers.judges)}

@@ -15,7 +15,7 @@ from praison_agent_rl.models import load_model, load_tokenizer
 from praison_agent_rl.records import Plan
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder, now, write_record
-from praison_agent_rl.training import grpo
+from praison_agent_rl.training import grpo, policy_trainer
 from praison_agent_rl.training.grpo import PolicyTrainer, train_grpo
 
 SETTINGS = {
@@ -407,7 +407,7 @@ def test_a_runtime_error_with_sound_weights_stays_what_it_is(tiny_model, in_tmp,
     def broken(*_, **__):
         raise Trouble("the sampler is gone")
 
-    monkeypatch.setattr(grpo, "sample_completions", broken)
+    monkeypatch.setattr(policy_trainer, "sample_completions", broken)
     run = planned(in_tmp / "run", tiny_model, sampler="generate")
     with pytest.raises(Trouble, match="the sampler is gone"):
         train_grpo(run, rows_of(), [Reward(lower_case, "lower")])

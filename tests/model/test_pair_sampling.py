@@ -74,7 +74,8 @@ def test_what_was_said_of_runs_makes_pairs_besides_and_equal_scores_make_none(sa
 def test_rewards_are_given_the_columns_of_the_run_and_answers_without_a_score_are_no_side(sampling) -> None:
     runs = [corrected("r0", question(0), "no", "yes"), *recorded_runs()[1:]]
     options = BuildOptions(kind="pairs", near_duplicates=None, sources=())
-    built = sample_pairs(Sampling(**{**sampling, "reward_funcs": of_run}), out="d", options=options, runs=runs)
+    by_run = {"reward": of_run, "columns": {"run": "run"}}  # the column, and not the recorded run itself
+    built = sample_pairs(Sampling(**{**sampling, "reward_funcs": by_run}), out="d", options=options, runs=runs)
     assert [row["run"] for row in load_rows(built.rows)] == ["r0"]
     assert built.manifest.left_out == {"no score": 4}
 

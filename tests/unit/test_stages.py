@@ -84,7 +84,7 @@ def test_a_child_that_cannot_even_report_ends_with_a_code_that_says_so(run, monk
 def ended(run, monkeypatch, code: int, log: str = "", **outcome) -> Exception:
     """What the parent makes of a child that wrote ``log``, reported ``outcome`` and ended with ``code``."""
 
-    def start(module, words, *, log):
+    def start(module, words, *, log, env=None):
         return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"], stdin=subprocess.PIPE)
 
     run.log.write_text(log)

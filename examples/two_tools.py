@@ -1,0 +1,202 @@
+"""An agent learns which of its two tools to call, on a model that is made on the spot; a few minutes on two cores.
+
+    python examples/two_tools.py [STEPS]
+
+The model is tiny and knows little: it calls either tool, or none, and repeats what a tool gave. What is recorded are
+runs that call a tool, half of them the wrong one. From those it starts (``warm_start``), and then the real agent, with
+its tools and everything that it sends, makes the rollouts of GRPO (``rollout: agent``).
+"""
+
+import json
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from praisonaiagents import Agent
+
+import praison_agent_rl as rl
+from praison_agent_rl.sent import sent_requests
+from praison_agent_rl.serving import start_server
+from praison_agent_rl.templates import ready_template
+
+THINGS = ["sun", "moon", "cat", "dog", "tree", "sea", "bird", "fish"]
+PLACES = [f"place{number}" for number in range(16)]
+SIZES = {thing: f"size{number}" for number, thing in enumerate(THINGS)}
+COLOURS = {thing: f"colour{number}" for number, thing in enumerate(THINGS)}
+TOOLS = {"size": "size_of", "colour": "colour_of"}
+UNKNOWN = "<unk>"
+
+
+@rl.pure
+def size_of(thing: str) -> str:
+    """How big a thing is.
+
+    Args:
+        thing: What is asked about.
+    """
+    return SIZES.get(thing, "unknown")
+
+
+@rl.pure
+def colour_of(thing: str) -> str:
+    """Which colour a thing has.
+
+    Args:
+        thing: What is asked about.
+    """
+    return COLOURS.get(thing, "unknown")
+
+
+def right_tool(
+    prompts: list[str], completions: list[str], tool_calls: list[Any], final_answer: list[str], **_: Any
+) -> list[float]:
+    """1 for an answer that is what the right tool gave, after exactly that call."""
+    return [
+        float([call["name"] for call in calls] == [wanted(prompt)] and answer.strip() == result_of(prompt))
+        for prompt, calls, answer in zip(prompts, tool_calls, final_answer, strict=True)
+    ]
+
+
+def questions() -> list[str]:
+    """Every question: which of two things is asked, of what, and where."""
+    return [f"{what} of {thing} at {place}" for what in TOOLS for thing in THINGS for place in PLACES]
+
+
+def wanted(prompt: str) -> str:
+    """The tool that a question is for."""
+    return TOOLS[prompt.split()[0]]
+
+
+def result_of(prompt: str) -> str:
+    """What that tool gives."""
+    what, _, thing, *_ = prompt.split()
+    return (SIZES if what == "size" else COLOURS)[thing]
+
+
+def make_agent(**model: Any) -> Agent:
+    """The agent, answered by ``model``."""
+    return Agent(name="Two tools", instructions="Use a tool.", llm=model, tools=[size_of, colour_of], rules=False)
+
+
+def call_of(tool: str, thing: str) -> dict[str, Any]:
+    """A message of the assistant that calls a tool."""
+    function = {"name": tool, "arguments": json.dumps({"thing": thing})}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+
+# --- the model: a few words, taught in a minute ----------------------------------------------------------------------
+
+
+def make_model(folder: Path) -> Path:
+    """A model of 0.2 million parameters that calls a tool or none, at random, and repeats what a tool gave."""
+    import torch
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = _tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=1024, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    _teach(model, tokenizer)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*THINGS, *PLACES, *SIZES.values(), *COLOURS.values(), *TOOLS, "of", "at", "user", "assistant", "system"]
+    call = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", '{"name":', '"arguments":']
+    call += [f'"{name}",' for name in TOOLS.values()] + ['{"thing":'] + [f'"{thing}"}}}}' for thing in THINGS]
+    special = ["<pad>", "<|im_start|>", "<|im_end|>", UNKNOWN]
+    raw = Tokenizer(models.WordLevel({w: n for n, w in enumerate([*special, *words, *call])}, unk_token=UNKNOWN))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    raw.add_special_tokens(special[:3])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<pad>")
+    tokenizer.chat_template = ready_template("chatml_tools")
+    return tokenizer
+
+
+def _teach(model: Any, tokenizer: Any, steps: int = 400) -> None:
+    import torch
+
+    asked = sent_requests(
+        make_agent(model="openai/none", base_url="http://127.0.0.1:9/v1", api_key="none"), ["size of sun at place0"]
+    )[0]
+    rng, optimiser = random.Random(0), torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(steps):
+        batch = [_example(rng, tokenizer, asked) for _ in range(32)]
+        width = max(len(ids) for ids, _ in batch)
+        pad = tokenizer.pad_token_id
+        ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in batch])
+        labels = torch.tensor([[-100] * start + ids[start:] + [-100] * (width - len(ids)) for ids, start in batch])
+        loss = model(input_ids=ids, attention_mask=(ids != pad).long(), labels=labels).loss
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        if step % 100 == 99:
+            print(f"teaching the model: step {step + 1}, loss {float(loss.detach()):.2f}")
+
+
+def _example(rng: random.Random, tokenizer: Any, asked: Any) -> tuple[list[int], int]:
+    """Tokens of a turn of a conversation, and where the model's own begin."""
+    thing, question = rng.choice(THINGS), f"{rng.choice(list(TOOLS))} of {{}} at {rng.choice(PLACES)}"
+    messages = [dict(message) for message in asked.messages]
+    for message in messages:
+        if message["role"] == "user":
+            message["content"] = question.format(thing)
+    tool = rng.choice(list(TOOLS.values()))
+    reply: dict[str, Any] = call_of(tool, thing)
+    if rng.random() < 0.5:
+        result = (SIZES if tool == "size_of" else COLOURS)[thing]
+        messages += [call_of(tool, thing), {"role": "tool", "content": result}]
+        reply = {"role": "assistant", "content": result}
+    elif rng.random() < 0.3:
+        reply = {"role": "assistant", "content": rng.choice([*SIZES.values(), *COLOURS.values()])}
+    return _tokens(tokenizer, messages, reply, asked.tools)
+
+
+def _tokens(tokenizer: Any, messages: list[Any], reply: Any, tools: list[Any]) -> tuple[list[int], int]:
+    from praison_agent_rl.models import render_messages
+
+    prompt = render_messages(tokenizer, messages, tools)
+    return render_messages(tokenizer, [*messages, reply], tools, opened=False), len(prompt)
+
+
+def main() -> None:
+    """Make the model, record, improve."""
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 60
+    folder = make_model(Path(tempfile.mkdtemp()) / "two_tools")
+    server = start_server(folder, name="two-tools", device="cpu")
+    agent = make_agent(model=f"openai/{server.model}", base_url=server.url, api_key=server.api_key)
+    rng = random.Random(0)
+    asked = questions()
+    rng.shuffle(asked)
+    result = agent.improve(
+        method="grpo",
+        data=asked,
+        base_model=str(folder),
+        reward_funcs=["two_tools:right_tool"],
+        rollout="agent",
+        held_out=40,
+        max_steps=steps,
+        num_generations=8,
+        per_device_train_batch_size=32,
+        max_completion_length=24,
+        learning_rate=3e-3,
+        watch=False,
+    )
+    print(result)
+    print(f"report: {result.report}")
+
+
+if __name__ == "__main__":
+    main()

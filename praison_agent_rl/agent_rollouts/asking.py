@@ -1,0 +1,77 @@
+"""Let the agent answer rows of prompts on a model that this process has, and keep what it said and how."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from praison_agent_rl.agent_rollouts.endpoint import RolloutEndpoint
+from praison_agent_rl.agent_rollouts.jobs import Rollout, RolloutJob
+from praison_agent_rl.agent_rollouts.tool_texts import ToolWords
+from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.errors import ConfigError
+from praison_agent_rl.rollouts import Draw, Sampling
+from praison_agent_rl.runs import RunFolder
+
+Ended = Callable[[int, int], None]
+
+KEY = "PRAISON_AGENT_RL_ROLLOUT_KEY"
+"""Variable of the environment by which the process that has the agent and the one that has the model share a key."""
+
+
+@dataclass(frozen=True)
+class AgentAsker:
+    """The way to an agent that is somewhere else, and how long it may take."""
+
+    endpoint: RolloutEndpoint
+    agent: str
+    """Name of the agent that is asked first."""
+    seconds: float
+    """For each answer, tools included."""
+    trained: Collection[str] | None = None
+    """Names of the agents whose answers are trained; None for all that ask here."""
+
+    def ask(
+        self, rows: Sequence[Mapping[str, Any]], draw: Draw, sampling: Sampling, *, ended: Ended = lambda done, of: None
+    ) -> list[Rollout]:
+        """A rollout for each row, in order; one that failed says so and has the calls that it had made.
+
+        Raises:
+            AgentError: nobody who has the agent asked for anything to do.
+        """
+        jobs = [
+            RolloutJob(
+                id=secrets.token_hex(8),
+                prompt=row["prompt"],
+                history=row.get("history") or [],
+                seconds=self.seconds,
+            )
+            for row in rows
+        ]
+        return self.endpoint.run(jobs, draw, sampling, on_end=ended)
+
+
+@contextlib.contextmanager
+def agent_asker(run: RunFolder, config: TrainConfig, tokenizer: Any) -> Iterator[AgentAsker | None]:
+    """The way to the agent of ``run`` for as long as the block lasts; None where no agent makes its rollouts.
+
+    Where it can be reached is told in the run's events; its key comes from the process that has the agent.
+
+    Raises:
+        ConfigError: several processes train.
+    """
+    if config.rollout != "agent":
+        yield None
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            f"rollout: agent needs one process that trains, and {os.environ['WORLD_SIZE']} do (WORLD_SIZE); train in "
+            "one, or take rollout: tools"
+        )
+    room = config.max_seq_length - config.max_completion_length
+    words, key = ToolWords(tokenizer), os.environ.get(KEY) or None
+    with RolloutEndpoint(words, key=key, room=room, at_most=config.max_completion_length) as endpoint:
+        run.report_event("rollouts", address=endpoint.address)
+        yield AgentAsker(endpoint, run.plan.agent or "agent", config.rollout_timeout, config.train_agents)

@@ -1,0 +1,68 @@
+"""The tools that a configuration names for ``rollout: tools``, as TRL's loop and ours take them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from praison_agent_rl.agent_rollouts.tool_loop import Boxes, Toolbox
+from praison_agent_rl.agent_rollouts.trl_tools import check_trl_tools, trl_tools
+from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.environments import check_environment, resolve_environment
+from praison_agent_rl.errors import ConfigError
+from praison_agent_rl.reward_names import collect, find
+
+Tool = Callable[..., Any]
+
+_NOT_TOOLS = ("reset", "get_reward")
+
+
+def tools_of(config: TrainConfig) -> list[Tool]:
+    """The functions that ``tools`` names, in the form that TRL takes.
+
+    Raises:
+        ConfigError: one cannot be found, or would be rejected by TRL; all of them at once.
+    """
+    names = [config.tools] if isinstance(config.tools, str) else list(config.tools or [])
+    found, failures = collect(find, names)
+    if failures:
+        raise ConfigError("\n".join(text.replace("reward function", "tool") for text in failures))
+    tools = trl_tools(found)
+    check_trl_tools(tools)
+    return tools
+
+
+def environment_of(config: TrainConfig) -> type | None:
+    """The class that ``environment`` names.
+
+    Raises:
+        ConfigError: it cannot be found, or is no environment; all reasons at once.
+    """
+    if not config.environment:
+        return None
+    found = resolve_environment(config.environment)
+    if problems := check_environment(found):
+        raise ConfigError("\n".join(problems))
+    return found
+
+
+def boxes_of(config: TrainConfig) -> Boxes:
+    """The tools for each row: those that are named, and the methods of an environment of the row's own."""
+    from transformers.utils import get_json_schema
+
+    tools, environment = tools_of(config), environment_of(config)
+
+    def box(row: Mapping[str, Any]) -> Toolbox:
+        own, said, acting = list(tools), None, None
+        if environment is not None:
+            acting = environment()
+            said = acting.reset(**row)
+            own += methods_of(acting)
+        functions = {tool.__name__: tool for tool in own}
+        return Toolbox(functions, [get_json_schema(tool) for tool in own], said, acting)
+
+    return box
+
+
+def methods_of(environment: Any) -> list[Tool]:
+    """What a model can do in an environment, in the order in which TRL shows it."""
+    names = [name for name in sorted(dir(type(environment))) if not name.startswith("_") and name not in _NOT_TOOLS]
+    return [method for name in names if callable(method := getattr(environment, name))]

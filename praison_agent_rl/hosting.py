@@ -1,0 +1,139 @@
+"""Let an agent that lives in this process make the rollouts of a run, wherever that trains."""
+
+import contextlib
+import glob
+import heapq
+import os
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from praison_agent_rl.agent_rollouts.asking import KEY
+from praison_agent_rl.agent_rollouts.copies import agents_of, check_copyable
+from praison_agent_rl.agent_rollouts.host import RolloutHost
+from praison_agent_rl.agent_rollouts.tools import ToolPlan, plan_tools
+from praison_agent_rl.agents import find_agent
+from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.config_keys import listed
+from praison_agent_rl.errors import AgentError, ConfigError
+from praison_agent_rl.records import Run
+from praison_agent_rl.transcripts import DEFAULT_STORE, read_runs
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+_RUNS_READ = 2000
+"""Of the agent's recorded runs, the latest of which results of tools are taken."""
+
+
+class Hosting:
+    """An agent, and how its copies are run; what is done with it lasts as long as ``following``."""
+
+    def __init__(self, agent: Any, config: TrainConfig, tools: ToolPlan) -> None:
+        self.agent = agent
+        self.tools = tools
+        self._key = secrets.token_urlsafe(24)
+        self._options: dict[str, Any] = {
+            "at_once": config.rollouts_at_once,
+            "tools": tools.in_place,
+            "trained": config.train_agents,
+        }
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What the process that trains is told by its environment."""
+        return {KEY: self._key}
+
+    @contextlib.contextmanager
+    def following(self, on_event: OnEvent) -> Iterator[OnEvent]:
+        """Passes events on, and runs rollouts for whoever says in them that some are wanted."""
+        host: RolloutHost | None = None
+
+        def follow(event: dict[str, Any]) -> None:
+            nonlocal host
+            if event["event"] == "rollouts":
+                if host is not None:
+                    host.close()
+                host = RolloutHost(self.agent, **self._options)
+                host.follow(event["address"], self._key)
+            on_event(event)
+
+        try:
+            yield follow
+        finally:
+            if host is not None:
+                host.close()
+
+
+def hosting_of(agent: Any, config: TrainConfig) -> Hosting:
+    """The agent with what its tools do in training.
+
+    Raises:
+        AgentError: it cannot be copied, or agents that are to be trained are not among those that it hands over to.
+        ConfigError: a tool has side effects for all that is known, or what was given for one does not fit.
+    """
+    check_copyable(agent)
+    _check_trained(agent, config.train_agents)
+    tools = plan_tools(
+        agent,
+        tools_for_training=config.tools_for_training,
+        run_tools=config.run_tools,
+        runs=recorded_runs(agent),
+    )
+    return Hosting(agent, config, tools)
+
+
+def refused_in_words(tools: ToolPlan) -> str:
+    """Why rollouts by the agent would do things that nobody allowed."""
+    return (
+        f"the tools {listed(tools.refused)} would really run in training, and nothing says that they may: mark them "
+        "with @praison_agent_rl.pure or name them in run_tools if they have no side effects, give stand-ins by "
+        "tools_for_training, or record runs of the agent, whose results are then replayed"
+    )
+
+
+def named_hosting(config: TrainConfig) -> Hosting | None:
+    """The agent that a configuration names, for a run of its own or one that is gone on with.
+
+    Raises:
+        ConfigError: the run needs an agent, and none is named.
+    """
+    if config.rollout != "agent":
+        return None
+    if not config.rollout_agent:
+        raise ConfigError(
+            "rollout: agent needs the agent itself, and this process has none; name it by rollout_agent: module:name"
+        )
+    found = hosting_of(find_agent(config.rollout_agent), config)
+    if found.tools.refused:
+        raise ConfigError(refused_in_words(found.tools))
+    return found
+
+
+def recorded_runs(agent: Any) -> list[Run]:
+    """The recorded runs of the agent and of those that it hands over to, the latest ones."""
+    names = [str(each.name) for each in agents_of(agent) if getattr(each, "name", None)]
+    if not names or not DEFAULT_STORE.is_dir():
+        return []
+    runs = (run for name in dict.fromkeys(names) for run in read_runs(agent=glob.escape(name)))
+    return heapq.nlargest(_RUNS_READ, runs, key=lambda run: run.time)[::-1]
+
+
+def _check_trained(agent: Any, trained: Sequence[str] | None) -> None:
+    names: Collection[str] = [str(each.name) for each in agents_of(agent)]
+    if unknown := [name for name in trained or [] if name not in names]:
+        raise AgentError(f"train_agents names {listed(unknown)}, but the agents here are {listed(list(names))}")
+
+
+@contextlib.contextmanager
+def in_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process for a run that happens in it."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

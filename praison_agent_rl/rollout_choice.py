@@ -1,0 +1,96 @@
+"""Which way answers come about in a run, from what was given and from the agent; said aloud, and nothing is run."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from praison_agent_rl.agent_rollouts.toolboxes import environment_of, tools_of
+from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.config_keys import listed
+from praison_agent_rl.errors import ConfigError, PraisonRLError
+from praison_agent_rl.hosting import Hosting, hosting_of, named_hosting, refused_in_words
+from praison_agent_rl.models import load_tokenizer, plain_weights
+
+
+@dataclass(frozen=True)
+class RolloutChoice:
+    """How answers come about."""
+
+    mode: str
+    """``direct``, ``tools`` or ``agent``."""
+    notes: list[str] = field(default_factory=list)
+    hosting: Hosting | None = None
+    """In mode ``agent``, the agent with what its tools do."""
+
+
+def choose_rollout(config: TrainConfig, base: str, agent: Any = None) -> RolloutChoice:
+    """The mode that ``config`` names, or the one that fits what is given; ``agent`` is the one that is improved.
+
+    By itself an agent makes its own rollouts if it has tools or hands over, all of which may run in training (none that
+    runs has side effects, for all that is known), and if the model's chat template can carry them.
+
+    Raises:
+        ConfigError: the mode that was asked for cannot be, with all reasons at once.
+        AgentError: the agent cannot be copied.
+    """
+    if config.method != "grpo" or config.rollout == "direct":
+        return RolloutChoice("direct")
+    if config.rollout == "tools" or (config.rollout == "auto" and (config.tools or config.environment)):
+        return _by_tools(config, base)
+    if config.rollout == "agent":
+        return _by_agent(config, base, agent)
+    if agent is None:
+        return _by_agent(config, base, None) if config.rollout_agent else RolloutChoice("direct")
+    if not _acts(agent):
+        return RolloutChoice("direct")
+    try:
+        return _by_agent(config, base, agent)
+    except PraisonRLError as why:
+        return RolloutChoice("direct", [f"the agent's tools are shown to the model but not run in training: {why}"])
+
+
+def _by_tools(config: TrainConfig, base: str) -> RolloutChoice:
+    if not config.tools and not config.environment:
+        raise ConfigError(
+            "rollout: tools needs tools: [module:function, ...] or environment: module:Class; to let an agent run its "
+            "own tools take rollout: agent"
+        )
+    problems = []
+    for check in (lambda: tools_of(config), lambda: environment_of(config)):
+        try:
+            check()
+        except ConfigError as problem:
+            problems.append(str(problem))
+    problems += [why] if (why := _why_no_tools(config, base)) else []
+    if problems:
+        raise ConfigError("\n".join(problems))
+    what = f"the environment {config.environment}" if config.environment else f"the tools {_names(config.tools)}"
+    return RolloutChoice("tools", [f"rollouts: tools (TRL's own loop), with {what}"])
+
+
+def _by_agent(config: TrainConfig, base: str, agent: Any) -> RolloutChoice:
+    hosting = hosting_of(agent, config) if agent is not None else None
+    if hosting is None:
+        hosting = named_hosting(config.model_copy(update={"rollout": "agent"}))
+        assert hosting is not None
+    if hosting.tools.refused:
+        raise ConfigError(refused_in_words(hosting.tools))
+    if _acts(hosting.agent) and (why := _why_no_tools(config, base)):
+        raise ConfigError(why)
+    notes = [f"rollouts: agent, {config.rollouts_at_once} copies at a time"]
+    rehearsal = hosting.tools.rehearsal()
+    return RolloutChoice("agent", [*notes, *([rehearsal] if rehearsal else [])], hosting)
+
+
+def _acts(agent: Any) -> bool:
+    """Whether an agent does more than answer."""
+    return agent is not None and bool(getattr(agent, "tools", None) or getattr(agent, "handoffs", None))
+
+
+def _why_no_tools(config: TrainConfig, base: str) -> str | None:
+    from praison_agent_rl.agent_rollouts.tool_texts import why_no_tools
+
+    return why_no_tools(load_tokenizer(plain_weights(base), config))
+
+
+def _names(tools: str | list[str] | None) -> str:
+    return listed([tools] if isinstance(tools, str) else list(tools or []))

@@ -1,0 +1,75 @@
+"""TRL's own loop of tool calls, with a record of what it leaves out.
+
+Imported only by the process that trains, since it imports ``torch`` at once.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from praison_agent_rl.training.drawing import DrawingTrainer
+
+DROPPED = "tools/results_dropped"
+"""Metric: results of tools that ran and that no room was left for, a completion."""
+CUT = "tools/cut"
+"""Metric: the share of completions that end on a call of a tool that nothing answered."""
+
+
+class ToolTrainer(DrawingTrainer):
+    """TRL's trainer, which knows the completions that end on an unanswered call, though TRL takes them for whole."""
+
+    def __init__(self, *, tools: Sequence[Callable[..., Any]] = (), **options: Any) -> None:
+        self._ran = 0
+        rewards = list(options.pop("reward_funcs"))
+        counted = [self._counted(tool) for tool in tools]
+        super().__init__(tools=counted or None, reward_funcs=list(rewards), **options)
+        for name in ("reward_funcs", "reward_func_names", "reward_processing_classes", "reward_weights"):
+            setattr(self, name, getattr(self, name)[: len(rewards)])  # TRL adds an environment's own, unasked
+        self._cut: list[bool] = []
+        """Which completions of the last generation end unanswered."""
+
+    def _counted(self, tool: Callable[..., Any]) -> Callable[..., Any]:
+        """``tool``, with each result counted as it comes."""
+        if inspect.iscoroutinefunction(tool):
+
+            @functools.wraps(tool)
+            async def counted_async(*given: Any, **named: Any) -> Any:
+                result = await tool(*given, **named)
+                self._ran += 1
+                return result
+
+            return counted_async
+
+        @functools.wraps(tool)
+        def counted(*given: Any, **named: Any) -> Any:
+            result = tool(*given, **named)
+            self._ran += 1
+            return result
+
+        return counted
+
+    def _tool_call_loop(self, *given: Any, **options: Any) -> tuple[Any, ...]:
+        self._ran = 0
+        found: tuple[Any, ...] = super()._tool_call_loop(*given, **options)
+        completions, failed = found[1], found[5]
+        told = sum(message["role"] == "tool" for completion in completions for message in completion)
+        self._cut = [bool(completion[-1].get("tool_calls")) for completion in completions]
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics[DROPPED].append(max(0, self._ran + failed - told) / len(completions))
+        metrics[CUT].append(sum(self._cut) / len(completions))
+        return found
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._cut = []
+        scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        return self._without_cut(scored) if self._cut and self.mask_truncated_completions else scored
+
+    def _without_cut(self, scored: dict[str, Any]) -> dict[str, Any]:
+        """The batch with the rows masked out that were cut off, also those that end on a call as if complete."""
+        kept = torch.tensor([not each for each in self._cut], device=scored["completion_mask"].device).long()[:, None]
+        mask, drawn = scored["completion_mask"] * kept, scored["tool_mask"] * kept
+        drawn_by_all = self.accelerator.gather((mask * drawn).sum()).sum()
+        return {**scored, "completion_mask": mask, "tool_mask": drawn, "num_items_in_batch": drawn_by_all}

@@ -1,0 +1,214 @@
+"""TRL's loop of tool calls with forced tokens: what is run, masked, left out and learned, as a hand works it out."""
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from praison_agent_rl.agent_rollouts.tool_loop import answers_with_tools
+from praison_agent_rl.agent_rollouts.tool_texts import keep_response_template
+from praison_agent_rl.agent_rollouts.toolboxes import boxes_of, environment_of, methods_of, tools_of
+from praison_agent_rl.answering import Engine
+from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.data import to_dataset
+from praison_agent_rl.errors import ConfigError
+from praison_agent_rl.models import load_model, load_tokenizer
+from praison_agent_rl.rewards import Reward
+from praison_agent_rl.rollouts import Sampling
+from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.training import grpo
+from praison_agent_rl.training.policy_trainer import PolicyTrainer
+from tests.model.test_agent_rollouts import assert_alike, by_hand, gradients_of
+from tests.model.test_agent_runs import ADD_2_3, ADD_5_40, END, forced
+from tests.model.test_grpo import SETTINGS, rows_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+HERE = __name__
+CALLS: list[tuple[str, object]] = []
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    CALLS.append(("add", (a, b)))
+    return a + b
+
+
+def broken(text: str) -> str:
+    """Break.
+
+    Args:
+        text: What.
+    """
+    raise ValueError(f"no {text}")
+
+
+def untyped(a, b):
+    """Add."""
+    return a + b
+
+
+class Counting:
+    """A number that can be raised."""
+
+    def reset(self, **row) -> str:
+        """Begin."""
+        self.number = 0
+        return f" from {row.get('start', 0)}"
+
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: One.
+            b: The other.
+        """
+        self.number += a + b
+        return self.number
+
+    def get_reward(self) -> float:
+        """The number."""
+        return float(self.number)
+
+
+def by_end(completions, **_):
+    return [float(text.startswith("It is 45")) for text in completions]
+
+
+def a_trainer(model, in_tmp, questions, **changes):
+    size = {"num_generations": len(questions), "per_device_train_batch_size": len(questions)}
+    settings = {"chat_template": "chatml_tools", "max_completion_length": 600, "watch": False, **size, **changes}
+    config = TrainConfig.load({**SETTINGS, **settings}, need_model=False, need_data=False)
+    run = RunFolder.create(in_tmp / "run")
+    tokenizer = load_tokenizer(str(model), config)
+    keep_response_template(tokenizer)
+    torch.manual_seed(0)
+    trainer = PolicyTrainer(
+        model=load_model(str(model), config, device="cpu"),
+        reward_funcs=[Reward(by_end, "end")],
+        args=grpo._arguments(run, config, [1.0], "cpu"),
+        train_dataset=to_dataset(rows_of()),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(**config.lora_arguments()),
+        tools=tools_of(config),
+        environment_factory=environment_of(config),
+        sampler="exact",
+    )
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in trainer.model.named_parameters():
+        if "lora_B" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
+    draw = forced(tokenizer)
+    trainer._generate_single_turn = lambda ids, *_, **__: (draw(ids, Sampling(600)).ids, None)
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    CALLS.clear()
+    return trainer
+
+
+def scored(trainer, questions):
+    return trainer._generate_and_score_completions(
+        [{"prompt": [{"role": "user", "content": question}]} for question in questions]
+    )
+
+
+TOOLS = [f"{HERE}:add", f"{HERE}:broken"]
+
+
+def test_the_loss_of_a_run_with_two_rounds_is_what_a_hand_works_out(untied_model, in_tmp):
+    questions = ["TWO ROUNDS", "PARALLEL", "FAILED", "PLAIN"]
+    trainer = a_trainer(untied_model, in_tmp, questions, tools=TOOLS)
+    batch = scored(trainer, questions)
+    assert CALLS == [("add", (2, 3)), ("add", (2, 3)), ("add", (5, 40)), ("add", (5, 40))]
+    first = batch["completion_ids"][0][batch["completion_mask"][0].bool()].tolist()
+    mask = batch["tool_mask"][0][: len(first)].tolist()
+    said = [trainer._tokenizer.decode([t for t, m in zip(first, mask, strict=True) if m == side]) for side in (1, 0)]
+    assert said[0] == f"{ADD_2_3}<|im_end|>{ADD_5_40}<|im_end|>It is 45.<|im_end|>"
+    assert "<tool_response>\n5\n</tool_response>" in said[1] and "<tool_response>\n45\n</tool_response>" in said[1]
+    # five calls: two rounds, two at once, and one that fails
+    assert trainer._metrics["train"]["tools/failure_frequency"][-1] == pytest.approx(0.2)
+    assert trainer._metrics["train"]["tools/cut"][-1] == 0.0
+    assert trainer._metrics["train"]["tools/results_dropped"][-1] == 0.0
+    advantages = [0.75 / 0.5001, *[-0.25 / 0.5001] * 3]  # one of four is right: mean 0.25, deviation 0.5
+    assert batch["advantages"].tolist() == pytest.approx(advantages, abs=1e-5)
+    parts = []
+    for row, advantage in enumerate(advantages):
+        prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist()
+        kept = batch["completion_mask"][row].bool()
+        parts.append(
+            (prompt, batch["completion_ids"][row][kept].tolist(), batch["tool_mask"][row][kept].tolist(), advantage)
+        )
+    trainer._compute_loss(trainer.model, batch).backward()
+    assert_alike(gradients_of(trainer), by_hand(trainer, parts))
+
+
+def test_an_unanswered_call_is_known_and_can_be_masked_out(untied_model, in_tmp):
+    questions = ["TWO ROUNDS", "PLAIN"]
+    changes = {"max_tool_calling_iterations": 1, "mask_truncated_completions": True}
+    trainer = a_trainer(untied_model, in_tmp, questions, tools=TOOLS, **changes)
+    batch = scored(trainer, questions)
+    assert trainer._metrics["train"]["tools/cut"][-1] == 0.5
+    assert int(batch["completion_mask"][0].sum()) == 0 and int(batch["completion_mask"][1].sum()) > 0
+    assert int(batch["num_items_in_batch"]) == int(batch["tool_mask"][1][batch["completion_mask"][1].bool()].sum())
+
+
+def test_a_result_that_no_room_was_left_for_is_counted(untied_model, in_tmp):
+    questions = ["TWO ROUNDS", "PLAIN"]
+    trainer = a_trainer(untied_model, in_tmp, questions, tools=TOOLS, max_completion_length=100)
+    scored(trainer, questions)
+    assert CALLS == [("add", (2, 3))]  # it ran, and its result would have gone past 100 tokens
+    assert trainer._metrics["train"]["tools/results_dropped"][-1] == 0.5
+
+
+def test_an_environment_is_acted_in_and_its_own_score_is_not_added_unasked(untied_model, in_tmp):
+    questions = ["TWO ROUNDS", "PLAIN"]
+    trainer = a_trainer(untied_model, in_tmp, questions, environment=f"{HERE}:Counting")
+    assert trainer.reward_func_names == ["end"] and len(trainer.reward_weights) == 1
+    scored(trainer, questions)
+    assert [environment.number for environment in trainer.environments] == [5 + 45, 0]
+
+
+def test_held_out_prompts_are_answered_with_tools_too(untied_model, in_tmp, monkeypatch):
+    engine = an_engine(untied_model, monkeypatch, tools=TOOLS)
+    rows = [{"prompt": "TWO ROUNDS"}, {"prompt": "FAILED"}, {"prompt": "PLAIN"}]
+    answers, runs = answers_with_tools(engine, rows, boxes_of(engine.config), samples=1, rounds=4)
+    assert [answer.text for answer in answers] == ["It is 45.", "It failed.", "Hello."]
+    assert [len(run.calls) for run in runs] == [3, 2, 1] and [answer.error for answer in answers] == [None] * 3
+    (again,) = answers_with_tools(engine, rows[:1], boxes_of(engine.config), samples=1, rounds=1).answers
+    assert again.text == ""  # ended on the second call, which nobody answered
+
+
+def test_what_an_environment_says_of_a_held_out_episode_is_kept(untied_model, in_tmp, monkeypatch):
+    engine = an_engine(untied_model, monkeypatch, environment=f"{HERE}:Counting")
+    rows = [{"prompt": "TWO ROUNDS", "start": 3}]
+    (answer,), (run,) = answers_with_tools(engine, rows, boxes_of(engine.config), samples=1, rounds=4)
+    assert run.feedback[0].score == 50.0 and answer.text == "It is 45."
+    assert run.calls[0].messages[-1]["content"] == "TWO ROUNDS from 3"
+
+
+def an_engine(model, monkeypatch, **changes):
+    from praison_agent_rl.agent_rollouts import tool_loop
+
+    settings = {"chat_template": "chatml_tools", "max_completion_length": 600, **changes}
+    config = TrainConfig.load(settings, need_model=False, need_data=False)
+    tokenizer = load_tokenizer(str(model), config)
+    draw = forced(tokenizer)
+    monkeypatch.setattr(tool_loop, "complete", lambda engine, prompts, sampling: draw(prompts, sampling))
+    return Engine(load_model(str(model), config, device="cpu"), tokenizer, config, [END])
+
+
+def test_all_that_is_wrong_with_tools_is_said_at_once():
+    config = TrainConfig.load({"tools": [f"{HERE}:untyped", f"{HERE}:gone"]}, need_model=False, need_data=False)
+    with pytest.raises(ConfigError, match="gone"):
+        tools_of(config)
+    config = TrainConfig.load({"tools": [f"{HERE}:untyped"]}, need_model=False, need_data=False)
+    with pytest.raises(ConfigError, match=r"untyped: no type hint for 'a', 'b'"):
+        tools_of(config)
+
+
+def test_the_methods_of_an_environment_are_its_tools():
+    assert [method.__name__ for method in methods_of(Counting())] == ["add"]
