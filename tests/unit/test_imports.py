@@ -372,6 +372,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "training.checkpoints": LOW,
     "training.grpo": {
+        "agent_rollouts.tool_texts",
         "agent_rollouts.asking",
         "agent_rollouts.toolboxes",
         "parity",
@@ -705,6 +706,7 @@ ALLOWED: dict[str, set[str]] = {
     "agent_rollouts.agent_tools": {*LOW, "agent_rollouts.copies"},
     "agent_rollouts.answers": {"agent_rollouts.asking", "agent_rollouts.jobs", "answering", "records"},
     "agent_rollouts.asking": {
+        "errors",
         "agent_rollouts.endpoint",
         "agent_rollouts.jobs",
         "agent_rollouts.tool_texts",
