@@ -17,6 +17,7 @@ from typing import Any
 from praisonaiagents import Agent
 
 import praison_agent_rl as rl
+from praison_agent_rl.agent_rollouts.tool_texts import keep_response_template
 from praison_agent_rl.sent import sent_requests
 from praison_agent_rl.serving import start_server
 from praison_agent_rl.templates import ready_template
@@ -103,8 +104,10 @@ def make_model(folder: Path) -> Path:
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     _teach(model, tokenizer)
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model.generation_config = GenerationConfig(do_sample=True, **ends)  # else the server ignores a temperature
     model.save_pretrained(folder)
+    keep_response_template(tokenizer)  # so that the server finds the calls in what the model says
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -171,28 +174,39 @@ def _tokens(tokenizer: Any, messages: list[Any], reply: Any, tools: list[Any]) -
     return render_messages(tokenizer, [*messages, reply], tools, opened=False), len(prompt)
 
 
+def record(agent: Agent, asked: list[str]) -> None:
+    """Let the agent answer, and rate what it did: runs that answer with what a tool gave are good, right or wrong."""
+    with agent.record():
+        for question in asked:
+            agent.clear_history()
+            agent.chat(question, temperature=1.0)
+    for run in rl.read_runs(agent=agent.name):
+        results = [message["content"] for message in run.calls[-1].messages if message["role"] == "tool"]
+        rl.feedback(run.id, score=float(run.output is not None and run.output.strip() in results))
+
+
 def main() -> None:
     """Make the model, record, improve."""
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     folder = make_model(Path(tempfile.mkdtemp()) / "two_tools")
     server = start_server(folder, name="two-tools", device="cpu")
-    agent = make_agent(model=f"openai/{server.model}", base_url=server.url, api_key=server.api_key)
-    rng = random.Random(0)
+    agent = make_agent(model=f"openai/{server.model}", base_url=server.url, api_key=server.api_key, max_tokens=24)
     asked = questions()
-    rng.shuffle(asked)
+    random.Random(0).shuffle(asked)
+    record(agent, asked[:64])
     result = agent.improve(
         method="grpo",
         data=asked,
         base_model=str(folder),
         reward_funcs=["two_tools:right_tool"],
         rollout="agent",
-        held_out=40,
+        warm_start=20,
+        held_out=48,
         max_steps=steps,
         num_generations=8,
-        per_device_train_batch_size=32,
+        per_device_train_batch_size=32,  # 4 questions
         max_completion_length=24,
-        learning_rate=3e-3,
-        watch=False,
+        learning_rate=2e-3,
     )
     print(result)
     print(f"report: {result.report}")

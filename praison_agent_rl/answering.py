@@ -193,28 +193,36 @@ def same_vocabulary(one: Any, other: Any) -> bool:
     return bool(one.get_vocab() == other.get_vocab())
 
 
-def _mean_log_probs(engine: Engine, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+def token_log_probs(
+    engine: Engine, prompts: list[list[int]], completions: list[list[int]], *, temperature: float = 1.0
+) -> "list[torch.Tensor]":
+    """Natural log-probability of each token of each completion, logits divided by ``temperature``; with gradients."""
     import torch
 
     model = engine.model
     width, pad = max(map(len, completions)), engine.tokenizer.pad_token_id
     if not _shareable(model, prompts, width):
-        return [_mean_log_prob(model, prompt, ids) for prompt, ids in zip(prompts, completions, strict=True)]
+        pairs = zip(prompts, completions, strict=True)
+        return [_log_probs_alone(model, prompt, ids, temperature) for prompt, ids in pairs]
     tokens = torch.tensor([ids + [pad] * (width - len(ids)) for ids in completions], device=model.device)
     mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in completions], device=model.device)
     states = completion_states(model, prompts, tokens, mask, pad=pad)
     head, wanted = model.get_output_embeddings(), tokens[mask.bool()]
     pieces = zip(states.split(_STATES_AT_ONCE), wanted.split(_STATES_AT_ONCE), strict=True)
-    scores = torch.cat([_log_probs(head(some), ids) for some, ids in pieces])
-    return [float(some.mean()) for some in scores.split(mask.sum(1).tolist())]
+    scores = torch.cat([_log_probs(head(some) / temperature, ids) for some, ids in pieces])
+    return list(scores.split(mask.sum(1).tolist()))
 
 
-def _mean_log_prob(model: Any, prompt: list[int], completion: list[int]) -> float:
+def _mean_log_probs(engine: Engine, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+    return [float(scores.mean()) for scores in token_log_probs(engine, prompts, completions)]
+
+
+def _log_probs_alone(model: Any, prompt: list[int], completion: list[int], temperature: float) -> "torch.Tensor":
     import torch
 
     ids = torch.tensor([prompt + completion], device=model.device)
     logits = model(input_ids=ids, logits_to_keep=len(completion) + 1).logits[0, :-1]
-    return float(_log_probs(logits, ids[0, len(prompt) :]).mean())
+    return _log_probs(logits / temperature, ids[0, len(prompt) :])
 
 
 def _log_probs(logits: "torch.Tensor", ids: "torch.Tensor") -> "torch.Tensor":

@@ -23,15 +23,17 @@ from praison_agent_rl.answering import (
     likelihoods,
     load_engine,
     same_vocabulary,
+    token_log_probs,
 )
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.control import CONTROL_TOKENS, control_rewards
 from praison_agent_rl.data import Row, as_messages, normalise, read_rows, write_rows
-from praison_agent_rl.errors import RewardError
+from praison_agent_rl.errors import ModelError, RewardError
 from praison_agent_rl.evaluation import Calling, by_distinct_prompt, compare, score_answers
 from praison_agent_rl.gate import Evidence, judge
 from praison_agent_rl.models import load_tokenizer, plain_weights
 from praison_agent_rl.pair_measuring import with_preferences
+from praison_agent_rl.parity import check_gap, likelihood_gap
 from praison_agent_rl.past import VERSION_COLUMN
 from praison_agent_rl.planned_rewards import as_rewards
 from praison_agent_rl.records import Answer, Plan
@@ -59,6 +61,8 @@ def measure(run: RunFolder, side: str, rewards: Sequence[Reward], judges: Sequen
     if side == "new" and not run.answers("incumbent").exists():
         _measure_incumbent(run, rewards, judges)
     engine = load_engine(plan.base if side == "base" else new, plan)
+    if side == "new" and run.sampled.exists():
+        _check_samples(run, engine)
     asked = {kind: _guard_rows_as_asked(run, kind, engine) for kind in GUARD_KINDS if _missing(run, kind, side)}
     held_out = rows_as_asked(run, run.held_out_rows)
     progress = _Progress(run, side, sum(map(len, asked.values())) + len(held_out) * plan.samples)
@@ -81,6 +85,41 @@ def measure(run: RunFolder, side: str, rewards: Sequence[Reward], judges: Sequen
     if not same_vocabulary(vocabulary, engine.tokenizer):
         raw = [answer._replace(ids=()) for answer in raw]
     _write(run.answers(side), _with_likelihood(engine, held_out, scored, raw, plan.tools))
+
+
+def _check_samples(run: RunFolder, engine: Engine) -> None:
+    """Compare what the merged model says of the last completions with what the trainer said of them.
+
+    Raises:
+        ModelError: they differ by more than rounding.
+    """
+    import torch
+
+    rows, config = read_rows(run.sampled), engine.config
+    if not rows:
+        return
+    prompts, completions = ([row[name] for row in rows] for name in ("prompt_ids", "completion_ids"))
+    with torch.no_grad():
+        theirs = token_log_probs(engine, prompts, completions, temperature=config.temperature)
+    pairs = [
+        (served, trained)
+        for row, scores in zip(rows, theirs, strict=True)
+        for served, trained, drawn in zip(scores.tolist(), row["log_probs"], row["drawn"], strict=True)
+        if drawn
+    ]
+    gap = likelihood_gap([served for served, _ in pairs], [trained for _, trained in pairs])
+    if problem := check_gap(
+        gap, _GAP_32_BIT if str(engine.model.dtype) == "torch.float32" and not config.bf16 else _GAP
+    ):
+        raise ModelError(problem)
+    run.report_event(
+        "note",
+        text=f"the merged model agrees with the trainer on the last {len(rows)} completions ({gap:.2g} nats a token)",
+    )
+
+
+_GAP_32_BIT, _GAP = 0.01, 0.2
+"""Mean difference of log-probabilities, nats a token, that is rounding: in float32, and where 16 bits are in it."""
 
 
 def _answers(

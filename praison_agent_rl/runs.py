@@ -40,6 +40,8 @@ class RunFolder:
         """Answers of what the agent runs on to held-out prompts, where that is another model."""
         self.calls = self.root / "calls.jsonl"
         """Calls of good recorded runs of the agent, if any."""
+        self.sampled = self.root / "sampled.jsonl"
+        """Token ids of the last completions, with their log-probabilities under the policy as it ended."""
         self.answered = self.root / "answered.jsonl"
         """Recorded answers to training prompts, several to each."""
         self.events_file = self.root / "events.jsonl"

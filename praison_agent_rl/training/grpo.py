@@ -31,6 +31,7 @@ from praison_agent_rl.training.agent_rollouts import Manner
 from praison_agent_rl.training.checkpoints import is_last, newest_whole_checkpoint, step_of
 from praison_agent_rl.training.drawing import SAMPLERS
 from praison_agent_rl.training.events import EventWriter
+from praison_agent_rl.training.last_samples import keep_samples
 from praison_agent_rl.training.policy_server import LastStep, policy_server
 from praison_agent_rl.training.policy_trainer import PolicyTrainer as PolicyTrainer
 from praison_agent_rl.training.prompt_lengths import short_enough
@@ -231,6 +232,7 @@ def _finish(run: RunFolder, trainer: PolicyTrainer, stopped: Symptom | None) -> 
     if best := best_instead(run, step, stopped):
         publish_adapter(best.folder, tokenizer, run)
     else:
+        keep_samples(run, trainer)
         save_adapter(trainer, tokenizer, run)
 
 

@@ -11,6 +11,9 @@ from praison_agent_rl.training.scoring import ScoringTrainer
 
 Scores = tuple[torch.Tensor, torch.Tensor]
 """Log-probability and entropy of each completion token, both (rows, length)."""
+_SEEN = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
+_KEPT = 8
+"""Completions that are kept of a step."""
 SKIPPED = "skipped"
 """Metric: the share of a step's completions that were left out."""
 
@@ -31,7 +34,13 @@ class SkippingTrainer(ScoringTrainer):
     _by_policy: torch.Tensor | None = None
     """Which tokens of the batch in work the policy drew, (rows, length); None if all."""
 
+    seen: dict[str, torch.Tensor] | None = None
+    """Ids and masks of the last completions that were trained on."""
+
     def _compute_loss(self, *given: Any, **options: Any) -> torch.Tensor:
+        if self.model.training:
+            last = options["inputs"] if "inputs" in options else given[1]
+            self.seen = {name: last[name][:_KEPT] for name in _SEEN if name in last}
         if self.not_shared_because is None and self.model.training:
             inputs = options["inputs"] if "inputs" in options else given[1]
             silent = inputs["advantages"] == 0

@@ -8,7 +8,7 @@ from praison_agent_rl.errors import TrainingFailed
 from praison_agent_rl.records import Call
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.training.agent_rollouts import Manner
-from tests.model.test_grpo import planned, trainer_for
+from tests.model.test_grpo import lower_case, planned, rows_of, trainer_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -199,7 +199,7 @@ def test_without_an_agent_nothing_is_different(untied_model, in_tmp):
 
 
 def test_rewards_of_steps_give_each_call_its_own_advantage(untied_model, in_tmp):
-    def by_steps(completions, **_):
+    def by_steps(completions, run, **_):
         found = {"best": [0.0, 1.0, 1.0], "worst": [0.5, 0.0]}
         return [found[completion] for completion in completions]
 
@@ -212,3 +212,28 @@ def test_rewards_of_steps_give_each_call_its_own_advantage(untied_model, in_tmp)
     assert batch["advantages"][1][:2].tolist() == pytest.approx([(0 - 1) / 1.06076] * 2, abs=1e-4)
     assert batch["advantages"][2][:2].tolist() == pytest.approx([(0.5 - 1.25) / 1.06076] * 2, abs=1e-4)
     assert torch.isfinite(trainer._compute_loss(trainer.model, batch))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_last_completions_are_kept_and_compared_with_the_merged_model(untied_model, in_tmp, temperature):
+    from praison_agent_rl.data import read_rows, write_rows
+    from praison_agent_rl.errors import ModelError
+    from praison_agent_rl.measuring import measure
+    from praison_agent_rl.runs import RunFolder
+    from praison_agent_rl.stages import run_stages
+
+    run = planned(in_tmp / "whole", untied_model, temperature=temperature, watch=False)
+    write_rows(run.train_rows, rows_of())
+    write_rows(run.held_out_rows, rows_of()[:2])
+    rewards = [Reward(lower_case, "lower")]
+    run_stages(run, ["train", "merge"], rewards)
+    measure(run, "new", rewards)
+    notes = [event["text"] for _, event in run.events() if event["event"] == "note"]
+    (said,) = [note for note in notes if "agrees with the trainer on the last 8 completions" in note]
+    assert float(said.partition("(")[2].split()[0]) < 1e-3
+    rows = read_rows(run.sampled)
+    assert len(rows) == 8 and all(len(row["log_probs"]) == len(row["completion_ids"]) for row in rows)
+    write_rows(run.sampled, [{**row, "log_probs": [score + 0.5 for score in row["log_probs"]]} for row in rows])
+    run.answers("new").unlink()
+    with pytest.raises(ModelError, match=r"0\.5 nats a token apart"):
+        measure(RunFolder(run.root), "new", rewards)

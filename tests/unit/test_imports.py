@@ -372,6 +372,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "training.checkpoints": LOW,
     "training.grpo": {
+        "training.last_samples",
         "agent_rollouts.tool_texts",
         "agent_rollouts.asking",
         "agent_rollouts.toolboxes",
@@ -467,6 +468,7 @@ ALLOWED: dict[str, set[str]] = {
     "control": {*LOW, "data", "rewards", "demo_rewards"},
     "past": {*LOW, "records", "runs", "data", "models", "transcripts"},
     "measuring": {
+        "parity",
         "agent_rollouts.answers",
         "agent_rollouts.asking",
         "agent_rollouts.tool_loop",
@@ -850,6 +852,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "training.tool_rollouts": {"training.drawing"},
     "training.warm_start": {*LOW, "config", "models", "records", "training.adapters"},
+    "training.last_samples": {"data", "runs"},
 }
 TOP = (
     "drafting",
