@@ -8,6 +8,7 @@ its tools and everything that it sends, makes the rollouts of GRPO (``rollout: a
 """
 
 import json
+import os
 import random
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from praisonaiagents import Agent
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: else a busy core makes it many times slower
 
 import praison_agent_rl as rl
 from praison_agent_rl.agent_rollouts.tool_texts import keep_response_template

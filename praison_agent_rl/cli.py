@@ -126,10 +126,14 @@ def _train(config: Path | None, *, dry_run: bool, resume: Path | None, overrides
     from praison_agent_rl.improvement import carry_out, outcome_of, resume_run
 
     if resume is not None:
-        if config is not None or overrides or dry_run:
-            raise ConfigError("--resume goes on with a run as it was planned; give it no other argument")
+        given = dict(text.partition("=")[::2] for text in overrides)
+        if config is not None or dry_run or given.keys() - {"rollout_agent"}:
+            raise ConfigError(
+                "--resume goes on with a run as it was planned; give it no other argument than --set "
+                "rollout_agent=module:name, which says where the run's agent is"
+            )
         with _naming(resume):
-            _say_outcome(resume_run(resume))
+            _say_outcome(resume_run(resume, rollout_agent=given.get("rollout_agent")))
         return
     if config is None:
         raise ConfigError("name a configuration file: praison-agent-rl train config.yaml (or --resume RUN)")

@@ -61,9 +61,10 @@ def draft_improvement(
     problems.raise_all()
     assert base is not None and found is not None
     rows = found[0] if loaded.method == "grpo" else [explicit(row) for row in found[0]]
-    choice = choose_rollout(loaded, base, agent)
+    choice = problems.attempt(lambda: choose_rollout(loaded, base, agent))
     calls = planning.recorded_calls(agent, loaded, problems)
-    rows, tools = (rows, []) if choice.mode == "agent" else as_the_agent_asks(agent, rows, on_event)
+    asked = choice is None or choice.mode == "agent"  # with a problem nothing is asked any more
+    rows, tools = (rows, []) if asked else as_the_agent_asks(agent, rows, on_event)
     draft = planning.finish_draft(loaded, base, rows, problems=problems, tools=tools, choice=choice)
     draft.manifest, draft.calls = found[1], calls
     draft.since = pointer.changed if pointer else ""

@@ -98,6 +98,9 @@ def _by_numbers(evidence: Evidence, min_gain: float, incumbent: Change | None) -
     against_base = Change(evidence.comparison.total, evidence.comparison.prompts)
     needed = _needed(evidence.base, evidence.new, min_gain)
     status, reason = _against(against_base, "the base", min_gain, needed)
+    failed = (evidence.comparison.errors_base, evidence.comparison.errors_new)
+    if not against_base.prompts and any(failed):
+        reason += f": {failed[0]} answers of the base and {failed[1]} of the new model failed"
     if status != "promoted" or incumbent is None:
         return status, reason
     needed = _needed(evidence.incumbent or (), evidence.new, min_gain)

@@ -5,17 +5,17 @@ import glob
 import heapq
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from praison_agent_rl.agent_rollouts.asking import KEY
-from praison_agent_rl.agent_rollouts.copies import agents_of, check_copyable
+from praison_agent_rl.agent_rollouts.copies import agents_of, check_copyable, policy_agents
 from praison_agent_rl.agent_rollouts.host import RolloutHost
 from praison_agent_rl.agent_rollouts.tools import ToolPlan, plan_tools
 from praison_agent_rl.agents import find_agent
 from praison_agent_rl.config import TrainConfig
-from praison_agent_rl.config_keys import listed
 from praison_agent_rl.errors import AgentError, ConfigError
+from praison_agent_rl.problems import Problems
 from praison_agent_rl.records import Run
 from praison_agent_rl.transcripts import DEFAULT_STORE, read_runs
 
@@ -68,45 +68,31 @@ def hosting_of(agent: Any, config: TrainConfig) -> Hosting:
     """The agent with what its tools do in training.
 
     Raises:
-        AgentError: it cannot be copied, or agents that are to be trained are not among those that it hands over to.
-        ConfigError: a tool has side effects for all that is known, or what was given for one does not fit.
+        AgentError: it cannot be copied, or agents that are to be trained are none that its model answers.
+        ConfigError: a tool has side effects for all that is known, or what was given for one does not fit; or several
+            things are wrong, which are said at once.
     """
-    check_copyable(agent)
-    _check_trained(agent, config.train_agents)
-    tools = plan_tools(
-        agent,
-        tools_for_training=config.tools_for_training,
-        run_tools=config.run_tools,
-        runs=recorded_runs(agent),
-    )
+    problems = Problems()
+    problems.attempt(lambda: _check_agent(agent, config.train_agents))
+    tools = problems.attempt(lambda: _allowed_tools(agent, config))
+    problems.raise_all()
+    assert tools is not None
     return Hosting(agent, config, tools)
 
 
-def refused_in_words(tools: ToolPlan) -> str:
-    """Why rollouts by the agent would do things that nobody allowed."""
-    return (
-        f"the tools {listed(tools.refused)} would really run in training, and nothing says that they may: mark them "
-        "with @praison_agent_rl.pure or name them in run_tools if they have no side effects, give stand-ins by "
-        "tools_for_training, or record runs of the agent, whose results are then replayed"
-    )
-
-
-def named_hosting(config: TrainConfig) -> Hosting | None:
-    """The agent that a configuration names, for a run of its own or one that is gone on with.
+def named_agent(config: TrainConfig) -> Any:
+    """The agent that a configuration names.
 
     Raises:
-        ConfigError: the run needs an agent, and none is named.
+        ConfigError: none is named.
+        AgentError: there is no such agent.
     """
-    if config.rollout != "agent":
-        return None
     if not config.rollout_agent:
         raise ConfigError(
-            "rollout: agent needs the agent itself, and this process has none; name it by rollout_agent: module:name"
+            "rollout: agent needs the agent itself, and this process has none; name it by rollout_agent: module:name "
+            "(to go on with a run: --resume RUN --set rollout_agent=module:name)"
         )
-    found = hosting_of(find_agent(config.rollout_agent), config)
-    if found.tools.refused:
-        raise ConfigError(refused_in_words(found.tools))
-    return found
+    return find_agent(config.rollout_agent)
 
 
 def recorded_runs(agent: Any) -> list[Run]:
@@ -118,10 +104,33 @@ def recorded_runs(agent: Any) -> list[Run]:
     return heapq.nlargest(_RUNS_READ, runs, key=lambda run: run.time)[::-1]
 
 
-def _check_trained(agent: Any, trained: Sequence[str] | None) -> None:
-    names: Collection[str] = [str(each.name) for each in agents_of(agent)]
+def _check_agent(agent: Any, trained: Sequence[str] | None) -> None:
+    check_copyable(agent)
+    names = [str(each.name) for each in policy_agents(agent)]
     if unknown := [name for name in trained or [] if name not in names]:
-        raise AgentError(f"train_agents names {listed(unknown)}, but the agents here are {listed(list(names))}")
+        raise AgentError(
+            f"train_agents names {_quoted(unknown)}, but the agents that the trained model answers are {_quoted(names)}"
+        )
+
+
+def _allowed_tools(agent: Any, config: TrainConfig) -> ToolPlan:
+    tools = plan_tools(
+        agent,
+        tools_for_training=config.tools_for_training,
+        run_tools=config.run_tools,
+        runs=recorded_runs(agent),
+    )
+    if tools.refused:
+        raise ConfigError(
+            f"the tools {_quoted(tools.refused)} would really run in training, and nothing says that they may: mark "
+            "them with @praison_agent_rl.pure or name them in run_tools if they have no side effects, give stand-ins "
+            "by tools_for_training, or record runs of the agent, whose results are then replayed"
+        )
+    return tools
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 @contextlib.contextmanager

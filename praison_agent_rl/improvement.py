@@ -13,13 +13,14 @@ from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.drafting import OnEvent, agent_name, draft_improvement, past_of
 from praison_agent_rl.errors import (
     AgentError,
+    ConfigError,
     PraisonRLError,
     ServerFailed,
     TrainingFailed,
     VersionError,
 )
 from praison_agent_rl.forcing import mark_forced
-from praison_agent_rl.hosting import in_environment, named_hosting
+from praison_agent_rl.hosting import Hosting, hosting_of, in_environment, named_agent
 from praison_agent_rl.planning import Draft
 from praison_agent_rl.progress import RunProgress
 from praison_agent_rl.publishing import publish_version
@@ -108,6 +109,8 @@ class Improvement:
         scores = f"{total.base:.2f} -> {total.new:.2f} on {self.comparison.prompts} held-out prompts"
         interval = f"95 % CI {total.low:+.2f}..{total.high:+.2f}"
         if self.version is None:
+            if not self.comparison.prompts:
+                return f"{verdict.text}, the agent keeps its model"
             outcome = verdict.status if verdict.status in ("not better", "worse") else verdict.text
             return f"{outcome}: {scores} ({interval}), the agent keeps its model"
         fate = "swapped in" if self.swapped_in else "promoted" if self.promoted else "kept as a candidate"
@@ -205,15 +208,18 @@ def _carry_out(draft: Draft, run: RunFolder, on_event: OnEvent, stages: Sequence
         raise TrainingFailed(f"the run in {run.root} failed: {type(error).__name__}: {error}") from error
 
 
-def resume_run(root: Path, *, quiet: bool = False) -> Improvement | TrainedReward | RunFolder:
+def resume_run(
+    root: Path, *, quiet: bool = False, rollout_agent: str | None = None
+) -> Improvement | TrainedReward | RunFolder:
     """Go on with a run that was interrupted, from its newest whole checkpoint; finished stages are not done again.
 
-    A run that was to improve an agent ends as it would have ended, but for the agent itself, which is not here.
+    A run that was to improve an agent ends as it would have ended, but for the agent itself, which is not here; where
+    it makes the rollouts, ``rollout_agent`` (``module:name``) says where it is, unless the run itself does.
     """
     run = RunFolder.open(root)
     measured, agent = bool(run.held_out_rows.stat().st_size), run.plan.agent
     planned_rewards(run)  # said now, and not by the child
-    hosting = named_hosting(TrainConfig.load(run.plan.config, need_model=False, need_data=False))
+    hosting = _hosting_of(run, rollout_agent)
     with improvement_lock(HOME, agent) if agent else contextlib.nullcontext(), RunProgress() as progress:
         on_event: OnEvent = (lambda event: None) if quiet else progress
         if not (run.card.exists() or (run.comparison_file.exists() and run.verdict_file.exists())):
@@ -226,6 +232,17 @@ def resume_run(root: Path, *, quiet: bool = False) -> Improvement | TrainedRewar
         if isinstance(result, Improvement) and agent and result.verdict.passed:
             settle(result, run)
         return result
+
+
+def _hosting_of(run: RunFolder, rollout_agent: str | None) -> Hosting | None:
+    """The agent that makes the rollouts of a run, found again; None where none does."""
+    config = TrainConfig.load(run.plan.config, need_model=False, need_data=False)
+    if config.rollout != "agent":
+        return None
+    found = named_agent(config.model_copy(update={"rollout_agent": rollout_agent or config.rollout_agent}))
+    if run.plan.agent not in (None, agent_name(found)):
+        raise ConfigError(f"the run is of the agent {run.plan.agent!r}, and rollout_agent names {agent_name(found)!r}")
+    return hosting_of(found, config)
 
 
 def outcome_of(run: RunFolder) -> Improvement | TrainedReward:

@@ -28,7 +28,7 @@ from praison_agent_rl.answering import (
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.control import CONTROL_TOKENS, control_rewards
 from praison_agent_rl.data import Row, as_messages, normalise, read_rows, write_rows
-from praison_agent_rl.errors import ModelError, RewardError
+from praison_agent_rl.errors import ModelError, RewardError, TrainingFailed
 from praison_agent_rl.evaluation import Calling, by_distinct_prompt, compare, score_answers
 from praison_agent_rl.gate import Evidence, judge
 from praison_agent_rl.models import load_tokenizer, plain_weights
@@ -72,6 +72,8 @@ def measure(run: RunFolder, side: str, rewards: Sequence[Reward], judges: Sequen
         scored = _score_earlier(run, raw, rows, rewards) if kind == "earlier" else _score_control(raw, rows)
         _write(run.guard_answers(kind, side), scored)
     raw, runs = _answers(run, engine, held_out, progress=progress.next(len(held_out) * plan.samples))
+    if side == "base" and runs is not None:
+        _check_some(raw)
     scored = score_answers(raw, held_out, rewards, judges=judges, calling=calling_for(run), runs=runs)
     scored = _with_preferences(engine, held_out, scored, plan)
     vocabulary = engine.tokenizer
@@ -135,6 +137,13 @@ def _answers(
         boxes = boxes_of(engine.config)
         return answers_with_tools(engine, rows, boxes, samples=plan.samples, rounds=rounds, progress=progress)
     return Answered(answer_rows(engine, rows, Manner(plan.samples, plan.tools), progress=progress))
+
+
+def _check_some(answers: Sequence[RawAnswer]) -> None:
+    """Raise TrainingFailed if no answer came about: where the agent fails on the base, it would in training."""
+    failed = [answer.error for answer in answers if answer.error is not None]
+    if failed and len(failed) == len(answers):
+        raise TrainingFailed(f"none of {len(answers)} rollouts on the base came to an answer; the first: {failed[0]}")
 
 
 def _measure_incumbent(run: RunFolder, rewards: Sequence[Reward], judges: Sequence[Reward]) -> None:

@@ -113,8 +113,8 @@ def draft_from_config(source: str | Path | Mapping[str, Any], overrides: Sequenc
     if config is None or base is None or rows is None or fns is None:
         problems.raise_all()
         raise AssertionError("unreachable: a missing part is a problem")
-    choice = problems.attempt(lambda: choose_rollout(config, base)) or RolloutChoice("direct")
-    calls = recorded_calls(choice.hosting.agent, config, problems) if choice.hosting else []
+    choice = problems.attempt(lambda: choose_rollout(config, base))
+    calls = recorded_calls(choice.hosting.agent, config, problems) if choice and choice.hosting else []
     draft = finish_draft(config, base, rows, problems=problems, choice=choice)
     draft.calls = calls
     return draft
@@ -143,13 +143,13 @@ def finish_draft(
     choice: RolloutChoice | None = None,
 ) -> Draft:
     """Split the rows, try the rewards on a sample, and check what depends on the two; raises all problems at once."""
-    choice = choice or RolloutChoice("direct")
+    choice = choice or RolloutChoice("agent" if config.rollout == "agent" else "direct")
     config = config.model_copy(update={"rollout": choice.mode})
     notes = [*config.notes, *choice.notes]
     rows = rows if config.method == "grpo" else [explicit(row) for row in rows]
     if choice.mode == "agent":
-        rows, said = _rows_to_ask(rows)
-        notes += said
+        askable = problems.attempt(lambda: _rows_to_ask(rows))
+        rows, notes = (askable[0], notes + askable[1]) if askable is not None else (rows, notes)
     problems.attempt(lambda: _check_runnable(config))
     problems.attempt(lambda: check_packages(config))
     problems.attempt(lambda: check_chat_template(config))
@@ -170,7 +170,8 @@ def finish_draft(
     assert split is not None and aside is not None and tried is not None
     rewards, judges, said = tried
     forms = {"text": "plain text", "messages": "message lists"}
-    notes += [f"the reward {reward.name} reads answers as {forms[reward.shape.completions]}" for reward in rewards]
+    of_texts = [reward for reward in rewards if not reward.views]  # the others read what they ask of runs
+    notes += [f"the reward {reward.name} reads answers as {forms[reward.shape.completions]}" for reward in of_texts]
     notes += [*said, *aside[2]]
     if 0 < len(split[1]) < _FEW_HELD_OUT:
         notes.append(f"only {len(split[1])} prompts are held out; a small gain cannot be proved with so few")
@@ -220,7 +221,8 @@ def _try_shortly(
 ) -> tuple[list[Reward], list[Reward], list[str]]:
     """Rewards and judges that know what their scores depend on, and what a short trial says; raises RewardError."""
     rules = replace(SHORT, timeout=config.reward_timeout, batch=config.prompts_per_batch * config.num_generations)
-    found, count = short_trial([*scorers[0], *scorers[1]], prompts, columns, rules=rules), len(scorers[0])
+    acting, count = config.rollout in ("tools", "agent"), len(scorers[0])
+    found = short_trial([*scorers[0], *scorers[1]], prompts, columns, rules=rules, acting=acting)
     return found.rewards[:count], found.rewards[count:], found.notes
 
 

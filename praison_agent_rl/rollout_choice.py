@@ -5,10 +5,10 @@ from typing import Any
 
 from praison_agent_rl.agent_rollouts.toolboxes import environment_of, tools_of
 from praison_agent_rl.config import TrainConfig
-from praison_agent_rl.config_keys import listed
 from praison_agent_rl.errors import ConfigError, PraisonRLError
-from praison_agent_rl.hosting import Hosting, hosting_of, named_hosting, refused_in_words
+from praison_agent_rl.hosting import Hosting, hosting_of, named_agent
 from praison_agent_rl.models import load_tokenizer, plain_weights
+from praison_agent_rl.problems import Problems
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ def choose_rollout(config: TrainConfig, base: str, agent: Any = None) -> Rollout
     try:
         return _by_agent(config, base, agent)
     except PraisonRLError as why:
+        if config.run_tools or config.tools_for_training or config.train_agents:
+            raise  # somebody who says what tools may do means them to run
         return RolloutChoice("direct", [f"the agent's tools are shown to the model but not run in training: {why}"])
 
 
@@ -68,14 +70,13 @@ def _by_tools(config: TrainConfig, base: str) -> RolloutChoice:
 
 
 def _by_agent(config: TrainConfig, base: str, agent: Any) -> RolloutChoice:
-    hosting = hosting_of(agent, config) if agent is not None else None
-    if hosting is None:
-        hosting = named_hosting(config.model_copy(update={"rollout": "agent"}))
-        assert hosting is not None
-    if hosting.tools.refused:
-        raise ConfigError(refused_in_words(hosting.tools))
-    if _acts(hosting.agent) and (why := _why_no_tools(config, base)):
-        raise ConfigError(why)
+    found = agent if agent is not None else named_agent(config)
+    problems = Problems()
+    hosting = problems.attempt(lambda: hosting_of(found, config))
+    if _acts(found) and (why := problems.attempt(lambda: _why_no_tools(config, base))):
+        problems.found.append(ConfigError(why))
+    problems.raise_all()
+    assert hosting is not None
     notes = [f"rollouts: agent, {config.rollouts_at_once} copies at a time"]
     rehearsal = hosting.tools.rehearsal()
     return RolloutChoice("agent", [*notes, *([rehearsal] if rehearsal else [])], hosting)
@@ -93,4 +94,4 @@ def _why_no_tools(config: TrainConfig, base: str) -> str | None:
 
 
 def _names(tools: str | list[str] | None) -> str:
-    return listed([tools] if isinstance(tools, str) else list(tools or []))
+    return ", ".join([tools] if isinstance(tools, str) else list(tools or []))

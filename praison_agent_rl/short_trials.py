@@ -15,6 +15,8 @@ from .trials import RewardTrial, TrialRules, measure
 
 SHORT = TrialRules(few=4, spare_after=0.5)
 _LIMITS = Limits(prompts=3, each=6)
+_OF_ACTS = {"run", "tool_calls"}
+"""What rewards may ask for that made-up answers have nothing of."""
 
 
 class ShortTrial(NamedTuple):
@@ -26,9 +28,14 @@ class ShortTrial(NamedTuple):
 
 
 def short_trial(
-    rewards: Sequence[Reward], prompts: Texts, columns: Mapping[str, Sequence[Any]], *, rules: TrialRules = SHORT
+    rewards: Sequence[Reward],
+    prompts: Texts,
+    columns: Mapping[str, Sequence[Any]],
+    *,
+    rules: TrialRules = SHORT,
+    acting: bool = False,
 ) -> ShortTrial:
-    """Try prepared rewards on made-up answers to a few prompts.
+    """Try prepared rewards on made-up answers to a few prompts; ``acting`` says that answers of training call tools.
 
     Raises:
         RewardError: some are broken; with all that is wrong.
@@ -43,7 +50,8 @@ def short_trial(
         for reward in rewards:
             measured = look_again(reward, measure(reward, answers.samples, rules), answers.samples, rules)
             trial = judged(measured, rules)
-            (broken if trial.verdict == "broken" else notes).extend(_said(trial))
+            said = _said(trial, unlike=acting or bool(_OF_ACTS & set(reward.views)))
+            (broken if trial.verdict == "broken" else notes).extend(said)
             known.append(_knowing(reward, trial))
     if broken:
         raise RewardError("\n".join(broken))
@@ -58,11 +66,16 @@ def _knowing(reward: Reward, trial: RewardTrial) -> Reward:
     )
 
 
-def _said(trial: RewardTrial) -> list[str]:
+def _said(trial: RewardTrial, *, unlike: bool) -> list[str]:
+    """What is said of a trial; ``unlike`` where the answers of training may do what made-up ones do not."""
     name, tried = f"the reward {trial.name!r}", f"on {trial.answers} made-up answers"
     if trial.verdict == "broken":
         faults = [f"{fault.text} (first: {fault.first})" if fault.first else fault.text for fault in trial.faults]
         unsound = [] if faults else trial.warnings
         return [f"{name} is broken, tried {tried}: {'; '.join([*faults, *unsound])}. {trial.advice}"]
+    if trial.verdict == "no signal" and unlike:
+        scores = f"the same score to all of {trial.answers}" if trial.scored else f"no score to any of {trial.answers}"
+        text = f"{name} cannot be judged beforehand: it gives {scores} made-up answers, but these call no tool"
+        return [f"{text}; try it on recorded runs (praison-agent-rl rewards check ... --agent NAME)"]
     said = [f"WARNING: {name}, tried {tried}: {trial.verdict}. {trial.advice}"] if trial.verdict != "fine" else []
     return said + [f"{name}, tried {tried}: {warning}" for warning in trial.warnings]

@@ -58,6 +58,9 @@ class ToolWords:
         """
         if self._response is not None:
             said, asked = self._tokenizer.decode(completion_ids), self._tokenizer.decode(prompt_ids)
+            anchor = self._response.get("start_anchor") or ""
+            # Decoding may put spaces where none were; the parser would not find the anchor, and read the prompt too
+            asked = asked if anchor in asked else ""
             if message := _read(self._tokenizer, self._response, said, prefix=asked, tools=tools):
                 return message
         content = self._tokenizer.decode(completion_ids, skip_special_tokens=True)

@@ -23,10 +23,14 @@ def tools_of(config: TrainConfig) -> list[Tool]:
     """
     names = [config.tools] if isinstance(config.tools, str) else list(config.tools or [])
     found, failures = collect(find, names)
-    if failures:
-        raise ConfigError("\n".join(text.replace("reward function", "tool") for text in failures))
+    problems = [text.replace("reward function", "tool") for text in failures]
     tools = trl_tools(found)
-    check_trl_tools(tools)
+    try:
+        check_trl_tools(tools)
+    except ConfigError as rejected:
+        problems.append(str(rejected))
+    if problems:
+        raise ConfigError("\n".join(problems))
     return tools
 
 

@@ -224,7 +224,7 @@ def _finish(run: RunFolder, trainer: PolicyTrainer, stopped: Symptom | None) -> 
         )
     if not outlived_by_best(run, stopped):
         check_weights(trainer)
-    _check_signal(run)
+    _check_signal(run, _failures(trainer))
     tell_signals(run)
     if not trainer.accelerator.is_main_process:
         return
@@ -236,11 +236,22 @@ def _finish(run: RunFolder, trainer: PolicyTrainer, stopped: Symptom | None) -> 
         save_adapter(trainer, tokenizer, run)
 
 
-def _check_signal(run: RunFolder) -> None:
+def _failures(trainer: PolicyTrainer) -> str:
+    """What is to be said of rollouts of the agent that failed; nothing if none did."""
+    failed = [logged["rollouts/failed"] for logged in trainer.state.log_history if "rollouts/failed" in logged]
+    if not any(failed):
+        return ""
+    last = next((rollout.outcome.error for rollout in reversed(trainer.rolled) if rollout.outcome.error), None)
+    share = f"; {sum(failed) / len(failed):.0%} of the agent's rollouts failed and have no score"
+    return share + (f", the last with: {last}" if last else "")
+
+
+def _check_signal(run: RunFolder, failures: str = "") -> None:
     steps = run.steps()
     if steps and not any(step["grad_norm"] for step in steps):
         seen = "gave no score" if all(step["reward"] is None for step in steps) else "were equal within every group"
         raise TrainingFailed(
-            f"no step of {len(steps)} had a signal: the rewards {seen}, so there was nothing to learn. Make a reward "
-            "that tells answers apart, raise num_generations, or take prompts that are neither all right nor all wrong"
+            f"no step of {len(steps)} had a signal: the rewards {seen}{failures}, so there was nothing to learn. "
+            "Make a reward that tells answers apart, raise num_generations, or take prompts that are neither all right "
+            "nor all wrong"
         )

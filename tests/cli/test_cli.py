@@ -95,6 +95,8 @@ def test_a_wrong_reward_path_is_told_about_as_soon_as_the_help_is(project: Path)
         (["train", "config.yaml", "--set", "method=cpo"], "chosen, rejected"),
         (["train", "config.yaml", "--set", "reward_funcs="], "needs reward_funcs"),
         (["train", "--resume", "nowhere"], "not the folder of a run"),
+        (["train", "--resume", "nowhere", "--set", "max_steps=3"], "no other argument than --set rollout_agent="),
+        (["train", "--resume", "nowhere", "--set", "rollout_agent=a:b"], "not the folder of a run"),
         (["train", "config.yaml", "--set", "chat_template=/nonexistent.jinja"], "there is no such file"),
         (["train", "config.yaml", "--set", "lora_target_modules=nonsense"], "has no such layer; it has: down_proj"),
         (["train", "config.yaml", "--set", "lora_target_modules=[q_proj, lm_head]"], "lm_head"),

@@ -7,6 +7,8 @@ from praison_agent_rl.agent_rollouts.jobs import Rollout, RolloutJob, RolloutOut
 from praison_agent_rl.errors import TrainingFailed
 from praison_agent_rl.records import Call
 from praison_agent_rl.rewards import Reward
+from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.training import grpo
 from praison_agent_rl.training.agent_rollouts import Manner
 from tests.model.test_grpo import lower_case, planned, rows_of, trainer_for
 
@@ -174,6 +176,19 @@ def test_a_step_without_any_answer_ends_the_run_and_says_why(untied_model, in_tm
     trainer = a_trainer(untied_model, in_tmp, FAILED, FAILED)
     with pytest.raises(TrainingFailed, match=r"none of 2 rollouts.*the tool look_up raised ValueError: no"):
         scored(trainer, 2)
+
+
+def test_a_run_without_a_signal_says_which_rollouts_failed(untied_model, in_tmp):
+    trainer = a_trainer(untied_model, in_tmp, ONE, FAILED)
+    assert grpo._failures(trainer) == ""
+    trainer.rolled = [ONE, FAILED]
+    trainer.state.log_history = [{"rollouts/failed": 0.5}, {"loss": 1.0}, {"rollouts/failed": 1.0}]
+    said = grpo._failures(trainer)
+    assert "75% of the agent's rollouts failed" in said and said.endswith("the tool look_up raised ValueError: no")
+    run = RunFolder(in_tmp / "run")
+    run.report_event("step", step=1, reward=1.0, grad_norm=0.0)
+    with pytest.raises(TrainingFailed, match="equal within every group; 75% of the agent's rollouts failed"):
+        grpo._check_signal(run, said)
 
 
 def test_with_a_reference_further_rows_are_scored_by_it_too(untied_model, in_tmp):

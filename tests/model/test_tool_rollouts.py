@@ -203,11 +203,10 @@ def an_engine(model, monkeypatch, **changes):
 
 def test_all_that_is_wrong_with_tools_is_said_at_once():
     config = TrainConfig.load({"tools": [f"{HERE}:untyped", f"{HERE}:gone"]}, need_model=False, need_data=False)
-    with pytest.raises(ConfigError, match="gone"):
+    with pytest.raises(ConfigError) as told:
         tools_of(config)
-    config = TrainConfig.load({"tools": [f"{HERE}:untyped"]}, need_model=False, need_data=False)
-    with pytest.raises(ConfigError, match=r"untyped: no type hint for 'a', 'b'"):
-        tools_of(config)
+    assert f"{HERE!r} has no 'gone'" in str(told.value)
+    assert "untyped: no type hint for 'a', 'b'" in str(told.value)
 
 
 def test_the_methods_of_an_environment_are_its_tools():

@@ -1,11 +1,13 @@
 """The verdict follows from the numbers, and nothing that is not proved passes."""
 
 import math
+from pathlib import Path
 
 import pytest
 
 from praison_agent_rl.evaluation import compare
 from praison_agent_rl.gate import Evidence, judge
+from praison_agent_rl.improvement import Improvement
 from praison_agent_rl.records import Answer, GateRules
 
 TEXT = "an answer of some words, number {}"
@@ -79,6 +81,13 @@ def test_what_is_no_number_never_passes(score):
     assert verdict(LOW, odd).status == "not better"
     assert verdict(odd, HIGH).status == "not better"
     assert "no number was given" in verdict(LOW, odd).text
+
+
+def test_where_answers_failed_and_nothing_is_left_to_compare_their_number_is_told():
+    found = verdict(said([1.0] * 8, errors=range(8)), said([1.0] * 8, errors=range(3)))
+    assert found.text.endswith("by which to compare with the base: 8 answers of the base and 3 of the new model failed")
+    kept = Improvement(comparison=compare([], []), verdict=found, run=Path("run"), report=Path("report.html"))
+    assert str(kept) == f"{found.text}, the agent keeps its model"
 
 
 def test_one_score_that_is_no_number_spoils_the_proof():

@@ -792,6 +792,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "environments": {"records", *LOW, "reward_names"},
     "hosting": {
+        "problems",
         *LOW,
         "agent_rollouts.asking",
         "agent_rollouts.copies",
@@ -808,6 +809,7 @@ ALLOWED: dict[str, set[str]] = {
     "recorded_calls": {"data", "records"},
     "reward_library.puzzles": {"task_sets"},
     "rollout_choice": {
+        "problems",
         *LOW,
         "agent_rollouts.tool_texts",
         "agent_rollouts.toolboxes",

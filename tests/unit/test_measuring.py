@@ -1,7 +1,11 @@
 """Answers are scored by rewards and judges in one call each; one that failed is shown to none of them."""
 
+import pytest
+
 from praison_agent_rl.answering import RawAnswer
+from praison_agent_rl.errors import TrainingFailed
 from praison_agent_rl.evaluation import compare, score_answers
+from praison_agent_rl.measuring import _check_some
 from praison_agent_rl.rewards import Reward
 
 ROWS = [{"prompt": "a"}, {"prompt": "b"}]
@@ -46,3 +50,10 @@ def test_where_every_answer_failed_no_reward_is_asked() -> None:
     failed = [RawAnswer(0, 0, "", 0, error="no")]
     (scored,) = score_answers(failed, ROWS, [Reward(never, "r")])
     assert (scored.total, scored.rewards, scored.error) == (None, {}, "no")
+
+
+def test_an_agent_that_never_answers_on_the_base_ends_the_run_before_it_trains() -> None:
+    broken = [RawAnswer(place, 0, "", 0, error=f"fault {place}") for place in range(3)]
+    with pytest.raises(TrainingFailed, match="none of 3 rollouts on the base came to an answer; the first: fault 0"):
+        _check_some(broken)
+    assert _check_some([*broken, RAW[0]]) is None and _check_some([]) is None

@@ -214,6 +214,20 @@ def test_the_short_trial_tries_them():
     assert found.notes == []
 
 
+def test_the_short_trial_does_not_blame_a_reward_for_answers_that_call_no_tool():
+    of_calls, of_texts = Reward(calls_made, "calls"), Reward(constant, "constant")
+    (note,) = short_trial([of_calls], ["p", "q"], {"answer": ["1", "2"]}).notes
+    assert note.startswith("the reward 'calls' cannot be judged beforehand: it gives the same score to all of")
+    (warning,) = short_trial([of_texts], ["p", "q"], {"answer": ["1", "2"]}).notes
+    assert warning.startswith("WARNING: the reward 'constant'") and "no signal" in warning
+    (said,) = short_trial([of_texts], ["p", "q"], {"answer": ["1", "2"]}, acting=True).notes
+    assert said.startswith("the reward 'constant' cannot be judged beforehand")
+
+
+def constant(completions):
+    return [1.0 for _ in completions]
+
+
 def mixed_steps(completions, run):
     """A step's score for long answers, and one for the run for others."""
     lengths = [len(str(one.output)) for one in run]
