@@ -3,8 +3,9 @@
     python examples/two_tools.py [STEPS]
 
 The model is tiny and knows little: it calls either tool, or none, and repeats what a tool gave. What is recorded are
-runs that call a tool, half of them the wrong one. From those it starts (``warm_start``), and then the real agent, with
-its tools and everything that it sends, makes the rollouts of GRPO (``rollout: agent``).
+runs of the agent on another model, which calls either tool, half of the time the wrong one. From those it starts
+(``warm_start``), and then the real agent, with its tools and all that it sends, makes the rollouts of GRPO
+(``rollout: agent``).
 """
 
 import json
@@ -12,6 +13,8 @@ import os
 import random
 import sys
 import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: else a busy
 import praison_agent_rl as rl
 from praison_agent_rl.agent_rollouts.tool_texts import keep_response_template
 from praison_agent_rl.sent import sent_requests
-from praison_agent_rl.serving import start_server
 from praison_agent_rl.templates import ready_template
 
 THINGS = ["sun", "moon", "cat", "dog", "tree", "sea", "bird", "fish"]
@@ -177,26 +179,51 @@ def _tokens(tokenizer: Any, messages: list[Any], reply: Any, tools: list[Any]) -
     return render_messages(tokenizer, [*messages, reply], tools, opened=False), len(prompt)
 
 
-def record(agent: Agent, asked: list[str]) -> None:
-    """Let the agent answer, and rate what it did: runs that answer with what a tool gave are good, right or wrong."""
+# --- what is recorded ------------------------------------------------------------------------------------------------
+
+
+class Elder(BaseHTTPRequestHandler):
+    """Another model that the agent ran on before: it calls one of the tools, any, and says what that gave."""
+
+    def do_POST(self) -> None:
+        """Answer a chat request."""
+        messages = json.loads(self.rfile.read(int(self.headers["content-length"])))["messages"]
+        message = {"role": "assistant", "content": messages[-1]["content"]}
+        if messages[-1]["role"] == "user":
+            message = call_of(random.choice(list(TOOLS.values())), messages[-1]["content"].split()[2])
+        finish = "tool_calls" if "tool_calls" in message else "stop"
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        reply = {"id": "0", "object": "chat.completion", "created": 0, "model": "elder", "usage": usage}
+        body = json.dumps({**reply, "choices": [{"index": 0, "message": message, "finish_reason": finish}]}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Stay silent."""
+
+
+def record(asked: list[str]) -> Agent:
+    """An agent whose answers to some questions were recorded; what they were is given to nobody but the warm start."""
+    elder = ThreadingHTTPServer(("127.0.0.1", 0), Elder)
+    threading.Thread(target=elder.serve_forever, daemon=True).start()
+    agent = make_agent(model="openai/elder", base_url=f"http://127.0.0.1:{elder.server_port}/v1", api_key="none")
     with agent.record():
         for question in asked:
             agent.clear_history()
-            agent.chat(question, temperature=1.0)
-    for run in rl.read_runs(agent=agent.name):
-        results = [message["content"] for message in run.calls[-1].messages if message["role"] == "tool"]
-        rl.feedback(run.id, score=float(run.output is not None and run.output.strip() in results))
+            agent.chat(question)
+    return agent
 
 
 def main() -> None:
     """Make the model, record, improve."""
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     folder = make_model(Path(tempfile.mkdtemp()) / "two_tools")
-    server = start_server(folder, name="two-tools", device="cpu")
-    agent = make_agent(model=f"openai/{server.model}", base_url=server.url, api_key=server.api_key, max_tokens=24)
     asked = questions()
     random.Random(0).shuffle(asked)
-    record(agent, asked[:64])
+    agent = record(asked[:64])
     result = agent.improve(
         method="grpo",
         data=asked,

@@ -385,7 +385,7 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: content as text, and tool-call arguments as a mapping."""
     content = message.get("content")
     if isinstance(content, list):
-        content = " ".join(part.get("text") or "" for part in content)  # as transformers serve does
+        content = " ".join(part["text"] for part in content if part.get("text"))  # as transformers serve does
     ready = {**message, "content": content if content is not None else ""}
     if calls := ready.pop("tool_calls", None):
         ready["tool_calls"] = [_with_mapping(call) for call in calls]

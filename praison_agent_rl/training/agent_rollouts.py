@@ -129,8 +129,11 @@ class RolloutTrainer(ToolTrainer):
             return found
         return (*found[:3], [run_messages(run) for run in self.runs or []], *found[4:])
 
-    def _calculate_rewards(self, *given: Any, **options: Any) -> torch.Tensor:
-        found: torch.Tensor = super()._calculate_rewards(*given, **options)
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
+    ) -> torch.Tensor:
+        """As TRL does; NaN for rollouts that failed."""
+        found = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.rollouts is not None:  # what failed is nobody's doing, or it is not known whose
             failed = [place for place, rollout in enumerate(self.rolled) if rollout.outcome.error is not None]
             found[failed] = torch.nan

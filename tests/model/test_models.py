@@ -363,8 +363,8 @@ def test_texts_and_messages_may_be_mixed_and_keep_their_order(tokenizer):
 
 
 def test_content_in_parts_is_joined(tokenizer):
-    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}, {"type": "image_url", "image_url": {}}]
-    assert shown(tokenizer, {"role": "user", "content": parts}) == "user=one two;answer:"
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}, {"type": "image_url", "image_url": {}}]
+    assert shown(tokenizer, {"role": "user", "content": parts}) == "user=one two;answer:"  # as transformers serve does
 
 
 def test_missing_content_is_shown_as_empty(tokenizer):

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from praison_agent_rl.errors import ModelError
+from praison_agent_rl.models import render_prompts
 from praison_agent_rl.parity import (
     MOST_CALLS,
     check_gap,
@@ -161,17 +162,22 @@ def test_one_prompt_that_goes_on_where_the_other_ends_is_different_there():
 # --- differences that transformers serve makes ------------------------------------------------------------------------
 
 
-def test_transformers_serve_drops_what_was_said_beside_a_call():
+@pytest.mark.parametrize("family", ["qwen2_5", "llama3_2"])
+def test_what_was_said_beside_a_call_is_left_out_as_transformers_serve_does(family):
     recorded = of(assistant(ADD, content="Let me see."), result("5"))
-    (found,) = recorded_against_rendered(tokenizer_of("qwen2_5"), [recorded])
-    assert found.trainer.startswith("Let me see.\n<tool_call>") and found.server.startswith("<tool_call>")
-    assert recorded_against_rendered(tokenizer_of("llama3_2"), [recorded]) == []  # its chat template drops it itself
+    served = Serve(tokenizer_of(family))
+    served.ask(recorded.messages, recorded.tools)
+    (rendered,) = render_prompts(tokenizer_of(family), [recorded.messages], recorded.tools)
+    assert rendered == served.prompt and "Let me see" not in tokenizer_of(family).decode(rendered)
+    assert recorded_against_rendered(tokenizer_of(family), [recorded]) == []
 
 
-def test_transformers_serve_joins_parts_of_content_with_a_space():
+def test_parts_of_content_are_joined_with_a_space_as_transformers_serve_does():
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    (found,) = recorded_against_rendered(tokenizer_of("qwen2_5"), [of({"role": "user", "content": parts})])
-    assert found.before.endswith("one") and found.trainer.startswith("two") and found.server.startswith(" two")
+    recorded = of({"role": "user", "content": parts})
+    (rendered,) = render_prompts(tokenizer_of("qwen2_5"), [recorded.messages], recorded.tools)
+    assert "one two<|im_end|>" in tokenizer_of("qwen2_5").decode(rendered)
+    assert recorded_against_rendered(tokenizer_of("qwen2_5"), [recorded]) == []
 
 
 def test_what_a_request_gave_the_chat_template_counts():
@@ -185,23 +191,23 @@ def test_what_a_request_gave_the_chat_template_counts():
 
 # --- what is said -----------------------------------------------------------------------------------------------------
 
-DIFFERENT = of(assistant(ADD, content="Let me see."), result("5"), id="odd")
+DIFFERENT = of(id="odd", settings={"chat_template_kwargs": {"enable_thinking": False}})
 MALFORMED = of(assistant(call("add", "{a: 2")), result("no such thing"), id="broken")
 
 
 def test_a_run_stops_at_a_difference_and_is_told_what_to_do():
     calls = [of(id="fine"), DIFFERENT, of(id="fine too")]
     with pytest.raises(ModelError) as caught:
-        check_parity(tokenizer_of("qwen2_5"), calls)
+        check_parity(tokenizer_of("qwen3"), calls)
     text = str(caught.value)
     assert text.startswith("the trainer renders 1 of 3 recorded calls otherwise than transformers serve does, so the ")
-    assert "\n@@ call odd, token " in text and "\n-Let me see.\\n<tool_call>" in text and "\n+<tool_call>" in text
+    assert "\n@@ call odd, token " in text and "\n-\n+<think>\\n\\n</think>" in text
     assert text.endswith("train all the same with parity: allow")
 
 
 def test_a_difference_that_is_allowed_is_a_note():
-    (note,) = check_parity(tokenizer_of("qwen2_5"), [DIFFERENT], allowed=True)
-    assert note.startswith("the trainer renders 1 of 1 recorded calls otherwise") and "+<tool_call>" in note
+    (note,) = check_parity(tokenizer_of("qwen3"), [DIFFERENT], allowed=True)
+    assert note.startswith("the trainer renders 1 of 1 recorded calls otherwise") and "+<think>" in note
 
 
 def test_where_all_is_alike_nothing_is_said():
@@ -222,7 +228,7 @@ def test_of_many_calls_some_are_compared_and_they_are_taken_from_all():
     calls = [of(id=str(number)) for number in range(3 * MOST_CALLS)]
     calls[-3] = DIFFERENT
     with pytest.raises(ModelError, match=f"the trainer renders 1 of {MOST_CALLS} recorded calls"):
-        check_parity(tokenizer_of("qwen2_5"), calls)
+        check_parity(tokenizer_of("qwen3"), calls)
 
 
 # --- after training --------------------------------------------------------------------------------------------------
