@@ -122,6 +122,7 @@ def _tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     words = [*THINGS, *PLACES, *SIZES.values(), *COLOURS.values(), *TOOLS, "of", "at", "user", "assistant", "system"]
+    words += [json.dumps(result) for result in (*SIZES.values(), *COLOURS.values())]  # as the framework tells them
     call = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", '{"name":', '"arguments":']
     call += [f'"{name}",' for name in TOOLS.values()] + ['{"thing":'] + [f'"{thing}"}}}}' for thing in THINGS]
     special = ["<pad>", "<|im_start|>", "<|im_end|>", UNKNOWN]
@@ -165,7 +166,7 @@ def _example(rng: random.Random, tokenizer: Any, asked: Any) -> tuple[list[int],
     reply: dict[str, Any] = call_of(tool, thing)
     if rng.random() < 0.5:
         result = (SIZES if tool == "size_of" else COLOURS)[thing]
-        messages += [call_of(tool, thing), {"role": "tool", "content": result}]
+        messages += [call_of(tool, thing), {"role": "tool", "content": json.dumps(result)}]
         reply = {"role": "assistant", "content": result}
     elif rng.random() < 0.3:
         reply = {"role": "assistant", "content": rng.choice([*SIZES.values(), *COLOURS.values()])}
@@ -188,7 +189,7 @@ class Elder(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer a chat request."""
         messages = json.loads(self.rfile.read(int(self.headers["content-length"])))["messages"]
-        message = {"role": "assistant", "content": messages[-1]["content"]}
+        message: dict[str, Any] = {"role": "assistant", "content": messages[-1]["content"].strip('"')}
         if messages[-1]["role"] == "user":
             message = call_of(random.choice(list(TOOLS.values())), messages[-1]["content"].split()[2])
         finish = "tool_calls" if "tool_calls" in message else "stop"
@@ -219,7 +220,7 @@ def record(asked: list[str]) -> Agent:
 
 def main() -> None:
     """Make the model, record, improve."""
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 60
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 150
     folder = make_model(Path(tempfile.mkdtemp()) / "two_tools")
     asked = questions()
     random.Random(0).shuffle(asked)
@@ -236,7 +237,7 @@ def main() -> None:
         num_generations=8,
         per_device_train_batch_size=32,  # 4 questions
         max_completion_length=24,
-        learning_rate=2e-3,
+        learning_rate=3e-3,
     )
     print(result)
     print(f"report: {result.report}")
