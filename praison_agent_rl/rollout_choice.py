@@ -62,7 +62,7 @@ def _by_tools(config: TrainConfig, base: str) -> RolloutChoice:
             check()
         except ConfigError as problem:
             problems.append(str(problem))
-    problems += [why] if (why := _why_no_tools(config, base)) else []
+    problems += [why] if (why := _why_no_tools(config, base) or _why_no_loop(config, base)) else []
     if problems:
         raise ConfigError("\n".join(problems))
     what = f"the environment {config.environment}" if config.environment else f"the tools {_names(config.tools)}"
@@ -91,6 +91,12 @@ def _why_no_tools(config: TrainConfig, base: str) -> str | None:
     from praison_agent_rl.agent_rollouts.tool_texts import why_no_tools
 
     return why_no_tools(load_tokenizer(plain_weights(base), config))
+
+
+def _why_no_loop(config: TrainConfig, base: str) -> str | None:
+    from praison_agent_rl.agent_rollouts.tool_texts import why_no_loop
+
+    return why_no_loop(load_tokenizer(plain_weights(base), config))
 
 
 def _names(tools: str | list[str] | None) -> str:

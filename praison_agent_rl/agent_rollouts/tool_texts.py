@@ -104,6 +104,22 @@ def why_no_tools(tokenizer: Any) -> str | None:
     return None
 
 
+def why_no_loop(tokenizer: Any) -> str | None:
+    """Why TRL's own loop would see no call in what this model says, though it can be asked; None if it would.
+
+    It finds where an answer begins by what the prompt decodes to, white space included.
+    """
+    asked, opened = (_shown(tokenizer, _ASKED, opened=opened) for opened in (False, True))
+    head = opened[len(asked) :] if opened.startswith(asked) else opened
+    ids = tokenizer(opened, add_special_tokens=False)["input_ids"]
+    if tokenizer.decode(ids).endswith(head):
+        return None
+    return (
+        f"the tokenizer does not give back the head of an answer, {head!r}, as it was read, so TRL's loop would find "
+        "no call in any; take rollout: agent, or a tokenizer that keeps white space"
+    )
+
+
 _OTHER_TEMPLATE = (
     "to train an agent with tools, set chat_template to one that renders tools, tool calls and their results: "
     "chatml_tools, which comes with this package, for a model that speaks ChatML (<|im_start|>, <|im_end|>), or the "

@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 from praisonaiagents import Agent
 
+from praison_agent_rl.agent_rollouts.tool_texts import why_no_loop
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.drafting import draft_improvement
 from praison_agent_rl.errors import ConfigError
+from praison_agent_rl.models import load_tokenizer
 from praison_agent_rl.rollout_choice import choose_rollout
+from tests.model.speaking import make_speaking_model
 
 pytestmark = pytest.mark.usefixtures("agents_around")
 
@@ -73,3 +76,21 @@ def test_a_choice_by_itself_does_not_pass_over_what_was_said_of_tools(tiny_model
         choose_rollout(TrainConfig(**given), str(tiny_model), an_agent())
     choice = choose_rollout(TrainConfig(), str(tiny_model), an_agent())
     assert choice.mode == "direct" and "'book' would really run" in choice.notes[0]
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return a + b
+
+
+def test_a_tokenizer_that_loses_white_space_is_no_base_for_the_loop_of_trl(tiny_model: Path, tmp_path: Path) -> None:
+    given = {"rollout": "tools", "tools": f"{__name__}:add", "chat_template": "chatml_tools"}
+    assert choose_rollout(TrainConfig(**given), str(tiny_model)).mode == "tools"
+    words = load_tokenizer(str(make_speaking_model(tmp_path / "words")), TrainConfig(chat_template="chatml_tools"))
+    assert words.decode(words("one  two").input_ids) != "one  two"
+    assert "TRL's loop would find no call" in (why_no_loop(words) or "")
