@@ -19,7 +19,9 @@ from praison_agent_rl.merging import merge_adapter, merge_scorer
 from praison_agent_rl.models import load_tokenizer, plain_weights, render_prompts
 from praison_agent_rl.pair_measuring import measure_reward_model
 from praison_agent_rl.pair_texts import render_pairs
+from praison_agent_rl.parity import check_parity
 from praison_agent_rl.planned_rewards import as_rewards
+from praison_agent_rl.recorded_calls import read_calls
 from praison_agent_rl.records import PlannedReward
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder, write_record
@@ -54,6 +56,8 @@ def run_stages(
         PraisonRLError: whatever went wrong, in the terms of the user.
     """
     method = _method(run)
+    if "train" in stages and not run.adapter.exists():
+        _check_parity(run)
     for stage in stages:
         run.report_event("stage", stage=stage, method=method)
         if not all(path.exists() for path in _results_of(run, stage)):
@@ -127,6 +131,21 @@ def _results_of(run: RunFolder, stage: str) -> list[Path]:
     if stage.startswith("measure_"):
         return results_of(run, stage.removeprefix("measure_"))
     return [{"train": run.adapter, "merge": run.merge_file}[stage]]
+
+
+def _check_parity(run: RunFolder) -> None:
+    """Compare how recorded calls are rendered here and where the result is served, before anything is loaded.
+
+    Raises:
+        ModelError: they differ, and ``parity`` does not allow it.
+    """
+    calls = read_calls(run.calls)
+    if not calls:
+        return
+    config = TrainConfig.load(run.plan.config, need_model=False, need_data=False)
+    tokenizer = load_tokenizer(plain_weights(run.plan.base), config)
+    for note in check_parity(tokenizer, calls, allowed=config.parity == "allow"):
+        run.report_event("note", text=note)
 
 
 def _measure_base(run: RunFolder, scorers: Scorers, resume: bool) -> None:

@@ -21,7 +21,6 @@ from praison_agent_rl.diagnosis import Symptom
 from praison_agent_rl.errors import ModelError, ServerFailed, TrainingFailed
 from praison_agent_rl.measuring import rows_as_asked
 from praison_agent_rl.models import load_model, load_tokenizer, plain_weights
-from praison_agent_rl.parity import check_parity
 from praison_agent_rl.preflight import check_adapter_targets
 from praison_agent_rl.recorded_calls import read_calls
 from praison_agent_rl.rewards import Reward
@@ -128,8 +127,6 @@ def _prepared(run: RunFolder, rows: Sequence[Row], tokenizer: Any, config: Train
     plan = run.plan
     source = plain_weights(plan.base)
     by_agent = config.rollout == "agent"  # what it sends is not known before it does
-    for note in check_parity(tokenizer, read_calls(run.calls), allowed=config.parity == "allow"):
-        run.report_event("note", text=note)
     kept = list(rows) if by_agent else short_enough(run, rows, tokenizer, config, plan.tools)
     config.check_prompt_count(len(kept))
     model = load_model(source, config, device=plan.device)

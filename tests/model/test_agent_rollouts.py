@@ -7,7 +7,7 @@ from praison_agent_rl.agent_rollouts.jobs import Rollout, RolloutJob, RolloutOut
 from praison_agent_rl.errors import TrainingFailed
 from praison_agent_rl.records import Call
 from praison_agent_rl.rewards import Reward
-from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.runs import RunFolder, write_record
 from praison_agent_rl.training import grpo
 from praison_agent_rl.training.agent_rollouts import Manner
 from tests.model.test_grpo import lower_case, planned, rows_of, trainer_for
@@ -252,3 +252,29 @@ def test_the_last_completions_are_kept_and_compared_with_the_merged_model(untied
     run.answers("new").unlink()
     with pytest.raises(ModelError, match=r"0\.5 nats a token apart"):
         measure(RunFolder(run.root), "new", rewards)
+
+
+@pytest.mark.parametrize("parity", ["stop", "allow"])
+def test_a_request_that_is_served_otherwise_stops_a_run_before_anything_is_loaded(
+    untied_model, in_tmp, monkeypatch, parity
+):
+    from praison_agent_rl import stages
+    from praison_agent_rl.data import write_rows
+    from praison_agent_rl.errors import ModelError
+    from praison_agent_rl.recorded_calls import write_calls
+
+    run = planned(in_tmp / "run", untied_model, watch=False, parity=parity)
+    write_rows(run.train_rows, rows_of())
+    served = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if odd %}ODD{% endif %}"
+    config = run.plan.config | {"chat_template": served}
+    write_record(run.plan_file, run.plan.model_copy(update={"config": config}))
+    settings = {"chat_template_kwargs": {"odd": True}}
+    write_calls(run.calls, [Call(id="c", time=0.0, messages=[{"role": "user", "content": "q"}], settings=settings)])
+    done = []
+    monkeypatch.setattr(stages, "_STAGES", {"train": lambda *_: done.append("train")})
+    if parity == "stop":
+        with pytest.raises(ModelError, match="renders 1 of 1 recorded calls otherwise"):
+            stages.run_stages(run, ["train"], [])
+    else:
+        stages.run_stages(run, ["train"], [])
+    assert done == (["train"] if parity == "allow" else [])

@@ -635,6 +635,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "trained_rewards": {*LOW, "records", "report", "reward_cards", "rewards", "runs"},
     "stages": {
+        "parity",
+        "recorded_calls",
         *LOW,
         "planned_rewards",
         "config",
