@@ -67,17 +67,17 @@ def right_tool(
 
 def questions() -> list[str]:
     """Every question: which of two things is asked, of what, and where."""
-    return [f"{what} of {thing} at {place}" for what in TOOLS for thing in THINGS for place in PLACES]
+    return [f"at {place} of {thing} {what}" for what in TOOLS for thing in THINGS for place in PLACES]
 
 
 def wanted(prompt: str) -> str:
     """The tool that a question is for."""
-    return TOOLS[prompt.split()[0]]
+    return TOOLS[prompt.split()[-1]]
 
 
 def result_of(prompt: str) -> str:
     """What that tool gives."""
-    what, _, thing, *_ = prompt.split()
+    *_, thing, what = prompt.split()
     return (SIZES if what == "size" else COLOURS)[thing]
 
 
@@ -134,15 +134,16 @@ def _tokenizer() -> Any:
     return tokenizer
 
 
-def _teach(model: Any, tokenizer: Any, steps: int = 400) -> None:
+def _teach(model: Any, tokenizer: Any, steps: int = 800) -> None:
     import torch
 
     asked = sent_requests(
-        make_agent(model="openai/none", base_url="http://127.0.0.1:9/v1", api_key="none"), ["size of sun at place0"]
+        make_agent(model="openai/none", base_url="http://127.0.0.1:9/v1", api_key="none"), ["at place0 of sun size"]
     )[0]
     rng, optimiser = random.Random(0), torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(steps):
-        batch = [_example(rng, tokenizer, asked) for _ in range(32)]
+        # what it has known once, and forgotten, is learned again sooner
+        batch = [_example(rng, tokenizer, asked, knows=step < steps * 3 // 4) for _ in range(32)]
         width = max(len(ids) for ids, _ in batch)
         pad = tokenizer.pad_token_id
         ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in batch])
@@ -155,14 +156,15 @@ def _teach(model: Any, tokenizer: Any, steps: int = 400) -> None:
             print(f"teaching the model: step {step + 1}, loss {float(loss.detach()):.2f}")
 
 
-def _example(rng: random.Random, tokenizer: Any, asked: Any) -> tuple[list[int], int]:
-    """Tokens of a turn of a conversation, and where the model's own begin."""
-    thing, question = rng.choice(THINGS), f"{rng.choice(list(TOOLS))} of {{}} at {rng.choice(PLACES)}"
+def _example(rng: random.Random, tokenizer: Any, asked: Any, *, knows: bool) -> tuple[list[int], int]:
+    """Tokens of a turn of a conversation, and where the model's own begin; who ``knows`` calls the right tool."""
+    thing, what = rng.choice(THINGS), rng.choice(list(TOOLS))
+    question = f"at {rng.choice(PLACES)} of {{}} {what}"
     messages = [dict(message) for message in asked.messages]
     for message in messages:
         if message["role"] == "user":
             message["content"] = question.format(thing)
-    tool = rng.choice(list(TOOLS.values()))
+    tool = TOOLS[what] if knows else rng.choice(list(TOOLS.values()))
     reply: dict[str, Any] = call_of(tool, thing)
     if rng.random() < 0.5:
         result = (SIZES if tool == "size_of" else COLOURS)[thing]
@@ -191,7 +193,7 @@ class Elder(BaseHTTPRequestHandler):
         messages = json.loads(self.rfile.read(int(self.headers["content-length"])))["messages"]
         message: dict[str, Any] = {"role": "assistant", "content": messages[-1]["content"].strip('"')}
         if messages[-1]["role"] == "user":
-            message = call_of(random.choice(list(TOOLS.values())), messages[-1]["content"].split()[2])
+            message = call_of(random.choice(list(TOOLS.values())), messages[-1]["content"].split()[-2])
         finish = "tool_calls" if "tool_calls" in message else "stop"
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         reply = {"id": "0", "object": "chat.completion", "created": 0, "model": "elder", "usage": usage}
@@ -220,7 +222,7 @@ def record(asked: list[str]) -> Agent:
 
 def main() -> None:
     """Make the model, record, improve."""
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 150
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     folder = make_model(Path(tempfile.mkdtemp()) / "two_tools")
     asked = questions()
     random.Random(0).shuffle(asked)

@@ -9,13 +9,14 @@ import torch
 
 from praison_agent_rl.data import write_rows
 from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.training.trl_names import why_not_by_names
 
 
 def keep_samples(run: RunFolder, trainer: Any) -> None:
     """Write the completions that were trained on last, scored once more by the trainer."""
     seen, config = trainer.seen, run.plan.config
     quantised = config.get("load_in_4bit") or config.get("load_in_8bit")  # what is served has the weights unrounded
-    if seen is None or quantised or trainer.accelerator.num_processes > 1:
+    if seen is None or quantised or trainer.accelerator.num_processes > 1 or why_not_by_names(trainer):
         return
     ids = torch.cat([seen["prompt_ids"], seen["completion_ids"]], 1)
     mask = torch.cat([seen["prompt_mask"], seen["completion_mask"]], 1)

@@ -49,6 +49,16 @@ def test_trl_calls_rewards_in_a_method_of_its_own_and_takes_ours_for_plain_funct
     assert is_async_callable(judge) and not is_async_callable(Reward(judge, "judge"))  # else TRL would await it
 
 
+def test_trl_takes_rollouts_and_runs_tools_in_methods_of_their_own():
+    assert parameters(GRPOTrainer._generate) == parameters(PolicyTrainer._generate) == ["self", "prompts"]
+    loop = ["prompts", "prompt_ids", "completion_ids", "completions", "logprobs", "images", "multimodal_fields"]
+    assert parameters(GRPOTrainer._tool_call_loop) == ["self", *loop]
+    source = inspect.getsource(GRPOTrainer._generate)
+    assert "output = self.rollout_func(prompts, self)" in source and 'extra_fields.pop("env_mask", None)' in source
+    returned = "prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images"
+    assert f"return {returned}" in source
+
+
 def test_trl_orders_prompts_with_a_sampler_that_can_be_made_again():
     assert parameters(GRPOTrainer._get_train_sampler) == ["self", "dataset"]
     wanted = ["self", "data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"]

@@ -856,7 +856,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "training.tool_rollouts": {"training.drawing"},
     "training.warm_start": {*LOW, "config", "models", "records", "training.adapters"},
-    "training.last_samples": {"data", "runs"},
+    "training.last_samples": {"training.trl_names", "data", "runs"},
 }
 TOP = (
     "drafting",
