@@ -126,7 +126,7 @@ def _train(config: Path | None, *, dry_run: bool, resume: Path | None, overrides
     from praison_agent_rl.improvement import carry_out, outcome_of, resume_run
 
     if resume is not None:
-        given = dict(text.partition("=")[::2] for text in overrides)
+        given = _settings(overrides)
         if config is not None or dry_run or given.keys() - {"rollout_agent"}:
             raise ConfigError(
                 "--resume goes on with a run as it was planned; give it no other argument than --set "

@@ -60,8 +60,8 @@ class TrainConfig(BaseModel):
     load_in_8bit: bool = False
     """Load the frozen weights in 8 bits."""
     chat_template: str | None = None
-    """Path or text of a chat template that replaces the model's own; one line without a brace is a path.
-    ``chatml_tools`` is one of this package, for ChatML models whose own has no tools."""
+    """Path or text of a chat template that replaces the model's own; one line without a brace is a path, or
+    ``chatml_tools``, which is for ChatML models whose own has no tools."""
 
     lora_r: Count = 16
     """Rank of the adapter."""

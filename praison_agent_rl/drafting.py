@@ -12,6 +12,7 @@ from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row, prompt_key
 from praison_agent_rl.dataset_building import BuildOptions, build_dataset
 from praison_agent_rl.errors import ConfigError, DataError
+from praison_agent_rl.hosting import recorded_runs
 from praison_agent_rl.models import find_weights, require_training_stack, weights_beneath
 from praison_agent_rl.pair_texts import explicit
 from praison_agent_rl.past import Past, Rival, earlier_prompts, recorded_answers, recorded_incumbent
@@ -62,7 +63,9 @@ def draft_improvement(
     assert base is not None and found is not None
     rows = found[0] if loaded.method == "grpo" else [explicit(row) for row in found[0]]
     choice = problems.attempt(lambda: choose_rollout(loaded, base, agent))
-    calls = planning.recorded_calls(agent, loaded, problems)
+    hosting = choice.hosting if choice else None
+    runs = hosting.runs if hosting else recorded_runs(agent)
+    calls = planning.calls_to_keep(agent, runs, loaded, problems)
     asked = choice is None or choice.mode == "agent"  # with a problem nothing is asked any more
     rows, tools = (rows, []) if asked else as_the_agent_asks(agent, rows, on_event)
     draft = planning.finish_draft(loaded, base, rows, problems=problems, tools=tools, choice=choice)

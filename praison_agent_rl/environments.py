@@ -49,14 +49,19 @@ def check_environment(cls: type) -> list[str]:
         MissingExtra: transformers, which describes tools to a model, is not installed.
     """
     name = cls.__qualname__
-    methods = dict(inspect.getmembers(cls, inspect.isfunction))
-    tools = {key: method for key, method in methods.items() if key[0] != "_" and key not in _NO_TOOLS}
+    tools = methods_that_act(cls)
     problems = [*_making_problems(cls, name), *_reset_problems(cls, name), *_reward_problems(cls, name)]
     if not tools:
         problems.append(f"{name} has no public method besides reset and get_reward, so the model can do nothing in it")
     for key, method in tools.items():
         problems += tool_problems(method, f"{name}.{key}")
     return problems
+
+
+def methods_that_act(cls: type) -> dict[str, Callable[..., Any]]:
+    """The methods of an environment that are its tools, in the order in which TRL shows them."""
+    methods = inspect.getmembers(cls, inspect.isfunction)
+    return {name: method for name, method in methods if name[0] != "_" and name not in _NO_TOOLS}
 
 
 def tool_problems(tool: Callable[..., Any], name: str) -> list[str]:
@@ -128,14 +133,19 @@ def episode_reward(completions: Sequence[Any], run: Sequence[Run], environments:
     While a policy trains the environments are at hand; of a held-out episode its run tells the score.
     """
     if environments:
-        return [_episode(acted) for acted in environments]
+        return [score_of_episode(acted) for acted in environments]
     said = [[note.score for note in episode.feedback if note.score is not None] for episode in run]
     return [scores[-1] if scores else None for scores in said]
 
 
-def _episode(acted: Any) -> Any:
+def score_of_episode(acted: Any) -> Any:
+    """What an environment says of its episode; None of one that scores none."""
     score = getattr(acted, "get_reward", None)
-    found = score() if score is not None else None
+    return settled(score()) if score is not None else None
+
+
+def settled(found: Any) -> Any:
+    """A value, or what an awaitable comes to."""
     return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
 
 

@@ -28,9 +28,11 @@ _RUNS_READ = 2000
 class Hosting:
     """An agent, and how its copies are run; what is done with it lasts as long as ``following``."""
 
-    def __init__(self, agent: Any, config: TrainConfig, tools: ToolPlan) -> None:
+    def __init__(self, agent: Any, config: TrainConfig, tools: ToolPlan, runs: Sequence[Run]) -> None:
         self.agent = agent
         self.tools = tools
+        self.runs = runs
+        """Recorded runs of the agent, the latest ones."""
         self._key = secrets.token_urlsafe(24)
         self._options: dict[str, Any] = {
             "at_once": config.rollouts_at_once,
@@ -74,10 +76,11 @@ def hosting_of(agent: Any, config: TrainConfig) -> Hosting:
     """
     problems = Problems()
     problems.attempt(lambda: _check_agent(agent, config.train_agents))
-    tools = problems.attempt(lambda: _allowed_tools(agent, config))
+    runs = problems.attempt(lambda: recorded_runs(agent)) or []
+    tools = problems.attempt(lambda: _allowed_tools(agent, config, runs))
     problems.raise_all()
     assert tools is not None
-    return Hosting(agent, config, tools)
+    return Hosting(agent, config, tools, runs)
 
 
 def named_agent(config: TrainConfig) -> Any:
@@ -113,13 +116,8 @@ def _check_agent(agent: Any, trained: Sequence[str] | None) -> None:
         )
 
 
-def _allowed_tools(agent: Any, config: TrainConfig) -> ToolPlan:
-    tools = plan_tools(
-        agent,
-        tools_for_training=config.tools_for_training,
-        run_tools=config.run_tools,
-        runs=recorded_runs(agent),
-    )
+def _allowed_tools(agent: Any, config: TrainConfig, runs: Sequence[Run]) -> ToolPlan:
+    tools = plan_tools(agent, tools_for_training=config.tools_for_training, run_tools=config.run_tools, runs=runs)
     if tools.refused:
         raise ConfigError(
             f"the tools {_quoted(tools.refused)} would really run in training, and nothing says that they may: mark "

@@ -44,6 +44,8 @@ from praison_agent_rl.runs import RunFolder, write_record
 GUARD_KINDS = ("control", "earlier")
 MOST_LIKELIHOODS = 64
 """Prompts whose answers are asked for their likelihood; their mean is all that is used."""
+_GAP_32_BIT, _GAP = 0.01, 0.2
+"""Mean difference of log-probabilities, nats a token, that is rounding: in float32, and where 16 bits are in it."""
 
 
 def results_of(run: RunFolder, side: str) -> list[Path]:
@@ -118,10 +120,6 @@ def _check_samples(run: RunFolder, engine: Engine) -> None:
         "note",
         text=f"the merged model agrees with the trainer on the last {len(rows)} completions ({gap:.2g} nats a token)",
     )
-
-
-_GAP_32_BIT, _GAP = 0.01, 0.2
-"""Mean difference of log-probabilities, nats a token, that is rounding: in float32, and where 16 bits are in it."""
 
 
 def _answers(

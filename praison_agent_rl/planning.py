@@ -26,7 +26,7 @@ from praison_agent_rl.data import Row
 from praison_agent_rl.errors import ConfigError, DataError
 from praison_agent_rl.estimate import LEAST_DISK, Estimate, estimate_run, free_disk, in_words
 from praison_agent_rl.guards import LIMITS
-from praison_agent_rl.hosting import Hosting, recorded_runs
+from praison_agent_rl.hosting import Hosting
 from praison_agent_rl.models import find_weights, require_training_stack
 from praison_agent_rl.pair_lengths import check_lengths, mean_tokens
 from praison_agent_rl.pair_texts import explicit
@@ -42,7 +42,7 @@ from praison_agent_rl.preflight import (
 from praison_agent_rl.problems import Problems as Problems  # told on
 from praison_agent_rl.process_settings import best_device as best_device  # told on
 from praison_agent_rl.recorded_calls import good_calls, write_calls
-from praison_agent_rl.records import Call, GateRules, Plan, PlannedReward
+from praison_agent_rl.records import Call, GateRules, Plan, PlannedReward, Run
 from praison_agent_rl.rewards import Reward, prepare, require, resolve_all
 from praison_agent_rl.rollout_choice import RolloutChoice, choose_rollout
 from praison_agent_rl.runs import HOME, RunFolder, now, slug, write_record
@@ -114,15 +114,16 @@ def draft_from_config(source: str | Path | Mapping[str, Any], overrides: Sequenc
         problems.raise_all()
         raise AssertionError("unreachable: a missing part is a problem")
     choice = problems.attempt(lambda: choose_rollout(config, base))
-    calls = recorded_calls(choice.hosting.agent, config, problems) if choice and choice.hosting else []
+    hosting = choice.hosting if choice else None
+    calls = calls_to_keep(hosting.agent, hosting.runs, config, problems) if hosting else []
     draft = finish_draft(config, base, rows, problems=problems, choice=choice)
     draft.calls = calls
     return draft
 
 
-def recorded_calls(agent: Any, config: TrainConfig, problems: Problems) -> list[Call]:
-    """The calls of good recorded runs of ``agent``; what a warm start lacks goes to ``problems``."""
-    calls = good_calls(recorded_runs(agent))
+def calls_to_keep(agent: Any, runs: Sequence[Run], config: TrainConfig, problems: Problems) -> list[Call]:
+    """The calls of good ``runs`` of ``agent``; what a warm start lacks goes to ``problems``."""
+    calls = good_calls(runs)
     if config.warm_start and not calls:
         problems.found.append(
             DataError(

@@ -56,15 +56,11 @@ def _by_tools(config: TrainConfig, base: str) -> RolloutChoice:
             "rollout: tools needs tools: [module:function, ...] or environment: module:Class; to let an agent run its "
             "own tools take rollout: agent"
         )
-    problems = []
-    for check in (lambda: tools_of(config), lambda: environment_of(config)):
-        try:
-            check()
-        except ConfigError as problem:
-            problems.append(str(problem))
-    problems += [why] if (why := _why_no_tools(config, base) or _why_no_loop(config, base)) else []
-    if problems:
-        raise ConfigError("\n".join(problems))
+    problems = Problems()
+    problems.attempt(lambda: tools_of(config))
+    problems.attempt(lambda: environment_of(config))
+    problems.attempt(lambda: _check_words(config, base, loop=True))
+    problems.raise_all()
     what = f"the environment {config.environment}" if config.environment else f"the tools {_names(config.tools)}"
     return RolloutChoice("tools", [f"rollouts: tools (TRL's own loop), with {what}"])
 
@@ -73,8 +69,8 @@ def _by_agent(config: TrainConfig, base: str, agent: Any) -> RolloutChoice:
     found = agent if agent is not None else named_agent(config)
     problems = Problems()
     hosting = problems.attempt(lambda: hosting_of(found, config))
-    if _acts(found) and (why := problems.attempt(lambda: _why_no_tools(config, base))):
-        problems.found.append(ConfigError(why))
+    if _acts(found):
+        problems.attempt(lambda: _check_words(config, base))
     problems.raise_all()
     assert hosting is not None
     notes = [f"rollouts: agent, {config.rollouts_at_once} copies at a time"]
@@ -87,16 +83,13 @@ def _acts(agent: Any) -> bool:
     return agent is not None and bool(getattr(agent, "tools", None) or getattr(agent, "handoffs", None))
 
 
-def _why_no_tools(config: TrainConfig, base: str) -> str | None:
-    from praison_agent_rl.agent_rollouts.tool_texts import why_no_tools
+def _check_words(config: TrainConfig, base: str, *, loop: bool = False) -> None:
+    """Raise ConfigError for a model whose chat template carries no tools, or, for TRL's own ``loop``, loses calls."""
+    from praison_agent_rl.agent_rollouts.tool_texts import why_no_loop, why_no_tools
 
-    return why_no_tools(load_tokenizer(plain_weights(base), config))
-
-
-def _why_no_loop(config: TrainConfig, base: str) -> str | None:
-    from praison_agent_rl.agent_rollouts.tool_texts import why_no_loop
-
-    return why_no_loop(load_tokenizer(plain_weights(base), config))
+    tokenizer = load_tokenizer(plain_weights(base), config)
+    if why := why_no_tools(tokenizer) or (why_no_loop(tokenizer) if loop else None):
+        raise ConfigError(why)
 
 
 def _names(tools: str | list[str] | None) -> str:

@@ -137,7 +137,7 @@ def _turns(completion: Any, run: Run | None) -> list[_Turn]:
         return [_Turn(reply, _results_of(reply, later)) for reply, later in rounds if reply is not None]
     messages = messages_of(completion)
     said = [(place, message) for place, message in enumerate(messages) if by_assistant(message)]
-    return [_Turn(message, _results_after(messages, place)) for place, message in said]
+    return [_Turn(message, results_after(messages, place)) for place, message in said]
 
 
 def _results_of(reply: Message, later: Sequence[Call]) -> list[Message]:
@@ -146,7 +146,7 @@ def _results_of(reply: Message, later: Sequence[Call]) -> list[Message]:
     for call in later if asked else ():
         repeated = [place for place, message in enumerate(call.messages) if _asked(message) == asked]
         if repeated:  # a model may number its calls anew in each round, so that only the last one is meant
-            return _results_after(call.messages, repeated[-1])
+            return results_after(call.messages, repeated[-1])
     return []
 
 
@@ -157,7 +157,8 @@ def _asked(message: Message) -> list[tuple[Any, Any]]:
     return [(call.get("id"), _inside(call).get("name")) for call in known]
 
 
-def _results_after(messages: Sequence[Message], place: int) -> list[Message]:
+def results_after(messages: Sequence[Message], place: int) -> list[Message]:
+    """The results of tools that follow directly on the message at ``place``."""
     results = []
     for message in messages[place + 1 :]:
         if message.get("role") != "tool":

@@ -7,16 +7,13 @@ import atexit
 import importlib.util
 import json
 import os
-import subprocess
-import sys
-import threading
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .data_files import Row
 from .errors import DataError, MissingExtra, RewardError
+from .line_process import LineProcess
 from .reward_names import did_you_mean, short
 
 PREFIX = "reasoning_gym:"
@@ -83,57 +80,16 @@ def score_of(entry: str, answer: str) -> float:
     return 0.0 if found is None else float(found)
 
 
-class TaskProcess:
-    """A process of `task_set_worker`; it is started when it is needed, and again when an answer has ended it."""
+class TaskProcess(LineProcess):
+    """A process of `task_set_worker`."""
 
     def __init__(self) -> None:
-        self._one_at_a_time = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._owner = os.getpid()
+        super().__init__(Path(__file__).with_name("task_set_worker.py"), {"PYTHONHASHSEED": "0"})
 
     def ask(self, request: dict[str, Any]) -> Any:
         """What the process says; None if it ended over the request."""
-        with self._one_at_a_time:
-            if self._process and self._process.poll() is not None:  # ended by somebody else
-                self.close()
-            process = self._process or self._start()
-            line = ""
-            try:
-                if process.stdin and process.stdout:
-                    process.stdin.write(json.dumps(request) + "\n")
-                    process.stdin.flush()
-                    line = process.stdout.readline()
-            except OSError:  # it ended before it read
-                pass
-            finally:
-                if not line:  # also where we are stopped: the answer to come would be taken for the next one's
-                    self.close()
-            return json.loads(line) if line else None
-
-    def close(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process and os.getpid() == self._owner:  # a fork that ends leaves its parent's alone
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                with suppress(OSError):  # what was not sent yet has nobody to read it
-                    if stream:
-                        stream.close()
-
-    def _start(self) -> "subprocess.Popen[str]":
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("task_set_worker.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"},
-            start_new_session=True,  # Ctrl-C is the parent's to handle
-        )
-        return self._process
+        line = self.line_for(request)
+        return json.loads(line) if line else None
 
 
 @cache

@@ -9,6 +9,7 @@ from typing import Any
 
 from praison_agent_rl.agent_rollouts.endpoint import RolloutEndpoint
 from praison_agent_rl.agent_rollouts.jobs import Rollout, RolloutJob
+from praison_agent_rl.agent_rollouts.prompts import HISTORY
 from praison_agent_rl.agent_rollouts.tool_texts import ToolWords
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ConfigError
@@ -45,7 +46,7 @@ class AgentAsker:
             RolloutJob(
                 id=secrets.token_hex(8),
                 prompt=row["prompt"],
-                history=row.get("history") or [],
+                history=row.get(HISTORY) or [],
                 seconds=self.seconds,
             )
             for row in rows

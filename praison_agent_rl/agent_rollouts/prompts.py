@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from praison_agent_rl.run_views import text_in
+
 Row = dict[str, Any]
 
 HISTORY = "history"
@@ -34,12 +36,7 @@ def _asked(row: Row) -> Row | None:
     said = [message for message in row["prompt"] if message.get("role") not in ("system", "developer")]
     if not said or said[-1].get("role") != "user":
         return None
-    text = _text(said.pop())
-    while said and said[-1].get("role") == "user" and _text(said[-1]) == text:
+    text = text_in(said.pop().get("content"))
+    while said and said[-1].get("role") == "user" and text_in(said[-1].get("content")) == text:
         said.pop()
     return {**row, "prompt": text, **({HISTORY: said} if said else {})}
-
-
-def _text(message: dict[str, Any]) -> str:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)

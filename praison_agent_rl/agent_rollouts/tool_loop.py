@@ -3,8 +3,6 @@
 Held-out prompts are asked so in ``rollout: tools``; while it trains, TRL runs the tools.
 """
 
-import asyncio
-import inspect
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +13,7 @@ from praison_agent_rl.agent_rollouts.answers import Answered
 from praison_agent_rl.agent_rollouts.tool_texts import ToolWords
 from praison_agent_rl.answering import Engine, Progress, RawAnswer, complete, sampling_of
 from praison_agent_rl.data import as_messages
+from praison_agent_rl.environments import score_of_episode, settled
 from praison_agent_rl.errors import ModelError
 from praison_agent_rl.records import Call, Feedback, Run
 from praison_agent_rl.rollouts import Sampling
@@ -139,16 +138,10 @@ def _result(call: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]
         if name not in functions:
             raise ValueError(f"Tool {name} not found.")
         arguments = function.get("arguments") or {}
-        result = functions[name](**(json.loads(arguments) if isinstance(arguments, str) else arguments))
-        if inspect.isawaitable(result):
-            result = asyncio.run(_awaited(result))
+        result = settled(functions[name](**(json.loads(arguments) if isinstance(arguments, str) else arguments)))
     except Exception as error:  # noqa: BLE001 - a tool is a user's code, and the model may call it wrongly
         result = {"error": str(error)}
     return {"role": "tool", "name": name, "content": str(result)}
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
 
 
 def _answer(place: int, sample: int, talk: _Talk) -> RawAnswer:
@@ -161,10 +154,5 @@ def _run(place: int, sample: int, talk: _Talk) -> Run:
     began = talk.calls[0].time if talk.calls else 0.0
     id = f"{place}-{sample}"
     run = Run(id=id, style="tools", time=began, output=output, error=talk.error, calls=talk.calls)
-    score = getattr(talk.box.environment, "get_reward", None)
-    if score is None:
-        return run
-    said = score()
-    if inspect.isawaitable(said):
-        said = asyncio.run(_awaited(said))
-    return run.model_copy(update={"feedback": [Feedback(run=id, time=began, score=said)]})
+    said = score_of_episode(talk.box.environment)
+    return run if said is None else run.model_copy(update={"feedback": [Feedback(run=id, time=began, score=said)]})

@@ -6,13 +6,11 @@ from typing import Any
 from praison_agent_rl.agent_rollouts.tool_loop import Boxes, Toolbox
 from praison_agent_rl.agent_rollouts.trl_tools import check_trl_tools, trl_tools
 from praison_agent_rl.config import TrainConfig
-from praison_agent_rl.environments import check_environment, resolve_environment
+from praison_agent_rl.environments import check_environment, methods_that_act, resolve_environment
 from praison_agent_rl.errors import ConfigError
 from praison_agent_rl.reward_names import collect, find
 
 Tool = Callable[..., Any]
-
-_NOT_TOOLS = ("reset", "get_reward")
 
 
 def tools_of(config: TrainConfig) -> list[Tool]:
@@ -68,5 +66,4 @@ def boxes_of(config: TrainConfig) -> Boxes:
 
 def methods_of(environment: Any) -> list[Tool]:
     """What a model can do in an environment, in the order in which TRL shows it."""
-    names = [name for name in sorted(dir(type(environment))) if not name.startswith("_") and name not in _NOT_TOOLS]
-    return [method for name in names if callable(method := getattr(environment, name))]
+    return [getattr(environment, name) for name in methods_that_act(type(environment))]

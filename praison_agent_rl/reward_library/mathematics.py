@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from praison_agent_rl.errors import RewardError
+from praison_agent_rl.line_process import LineProcess
 
 from .making import Scores, a_number, library_reward, missing_extra
 from .reading import Piece, after_thinking, each_against, final_answer
@@ -61,62 +60,23 @@ def accuracy(completions: Sequence[Any], answer: Any, *, seconds: float = 5.0) -
     return each_against(completions, answer, score)
 
 
-class MathProcess:
-    """The process of `math_worker`; it is started when it is needed, and again when a formula has ended it."""
+class MathProcess(LineProcess):
+    """The process of `math_worker`."""
 
     def __init__(self) -> None:
-        self._one_at_a_time = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._owner = os.getpid()
+        super().__init__(Path(__file__).with_name("math_worker.py"))
 
     def ask(self, request: dict[str, Any]) -> float | None:
         """The score that the process gives; 0.0 if it ended over the request."""
-        with self._one_at_a_time:
-            if self._process and self._process.poll() is not None:  # ended by somebody else
-                self.close()
-            process = self._process or self._start()
-            try:
-                if process.stdin and process.stdout:
-                    process.stdin.write(json.dumps(request) + "\n")
-                    process.stdin.flush()
-                    if line := process.stdout.readline():
-                        return _score(json.loads(line))
-            except OSError:  # it ended before it read
-                pass
-            except RewardError:
-                raise
-            except BaseException:  # the answer is still to come, and would be taken for the next one's
-                self.close()
-                raise
-            self.close()
-            return 0.0
-
-    def close(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process and os.getpid() == self._owner:  # a fork that ends leaves its parent's alone
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                with suppress(OSError):  # what was not sent yet has nobody to read it
-                    if stream:
-                        stream.close()
+        line = self.line_for(request)
+        return _score(json.loads(line)) if line else 0.0
 
     def _start(self) -> "subprocess.Popen[str]":
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("math_worker.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
-            start_new_session=True,  # Ctrl-C is the parent's to handle
-        )
-        if self._process.stdout is None or self._process.stdout.readline() != "ready\n":
+        process = super()._start()
+        if process.stdout is None or process.stdout.readline() != "ready\n":
             self.close()
             raise RewardError(f"the process that compares formulas did not start: {sys.executable} math_worker.py")
-        return self._process
+        return process
 
 
 def _score(said: Any) -> float | None:

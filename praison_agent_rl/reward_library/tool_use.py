@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from praison_agent_rl.errors import RewardError
-from praison_agent_rl.run_views import reports_failure
+from praison_agent_rl.run_views import reports_failure, results_after
 from praison_agent_rl.text_measures import faulty_tool_call, written_calls
 
 from .making import Score, Scores, a_count, a_flag, library_reward, per_sample, texts_of
@@ -181,22 +181,13 @@ def _share_unfailed(completion: Any, tools: Any) -> float:
     for place, message in enumerate(messages):
         calls = _calls_in(message) if by_assistant(message) else []
         count += len(calls)
-        answers = _answers_after(messages, place)
+        answers = results_after(messages, place)
         unnamed = [answer for answer in answers if not answer.get("tool_call_id")]
         for number, call in enumerate(calls):
             named = [answer for answer in answers if call.id and answer.get("tool_call_id") == call.id]
             answer = named[0] if named else unnamed[number] if number < len(unnamed) else None
             failed += _faulty(call, tools) or (answer is not None and reports_failure(text_in(answer.get("content"))))
     return 1.0 - failed / count if count else 1.0
-
-
-def _answers_after(messages: Sequence[Mapping[str, Any]], place: int) -> list[Mapping[str, Any]]:
-    answers = []
-    for message in messages[place + 1 :]:
-        if message.get("role") != "tool":
-            break
-        answers.append(message)
-    return answers
 
 
 def _faulty(call: Call, tools: Any) -> bool:

@@ -38,11 +38,10 @@ class SkippingTrainer(ScoringTrainer):
     """Ids and masks of the last completions that were trained on."""
 
     def _compute_loss(self, *given: Any, **options: Any) -> torch.Tensor:
+        inputs = options["inputs"] if "inputs" in options else given[1]
         if self.model.training:
-            last = options["inputs"] if "inputs" in options else given[1]
-            self.seen = {name: last[name][:_KEPT] for name in _SEEN if name in last}
+            self.seen = {name: inputs[name][:_KEPT] for name in _SEEN if name in inputs}
         if self.not_shared_because is None and self.model.training:
-            inputs = options["inputs"] if "inputs" in options else given[1]
             silent = inputs["advantages"] == 0
             self._silent = silent if silent.dim() == 1 and self._only_advantages_count() else None
             self._before = inputs.get("old_per_token_logps")

@@ -185,7 +185,7 @@ ALLOWED: dict[str, set[str]] = {
         "reward_library.reading",
         "reward_library.quantities",
     },
-    "reward_library.mathematics": {*LOW, "reward_library.making", "reward_library.reading"},
+    "reward_library.mathematics": {"line_process", *LOW, "reward_library.making", "reward_library.reading"},
     "reward_library.math_worker": set(),
     "reward_library.formats": {*LOW, "reward_library.making", "reward_library.reading", "reward_library.patterns"},
     "reward_library.structured": {*LOW, "reward_library.making", "reward_library.reading"},
@@ -710,6 +710,7 @@ ALLOWED: dict[str, set[str]] = {
     "agent_rollouts.agent_tools": {*LOW, "agent_rollouts.copies"},
     "agent_rollouts.answers": {"agent_rollouts.asking", "agent_rollouts.jobs", "answering", "records"},
     "agent_rollouts.asking": {
+        "agent_rollouts.prompts",
         "errors",
         "agent_rollouts.endpoint",
         "agent_rollouts.jobs",
@@ -753,12 +754,13 @@ ALLOWED: dict[str, set[str]] = {
         "agent_rollouts.jobs",
         "records",
     },
-    "agent_rollouts.prompts": set(),
+    "agent_rollouts.prompts": {"run_views"},
     "agent_rollouts.replays": {"records"},
     "agent_rollouts.stand_ins": {"agent_rollouts.agent_tools"},
     "agent_rollouts.step_credit": set(),
     "agent_rollouts.tool_copies": {"capture.recordings"},
     "agent_rollouts.tool_loop": {
+        "environments",
         *LOW,
         "agent_rollouts.answers",
         "agent_rollouts.tool_texts",
@@ -822,7 +824,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "run_views": {"records", "reward_names", "text_measures"},
     "task_set_worker": set(),
-    "task_sets": {*LOW, "data_files", "reward_names"},
+    "task_sets": {"line_process", *LOW, "data_files", "reward_names"},
     "templates": set(),
     "trainer_arguments": {"config_keys"},
     "training.agent_rollouts": {
@@ -857,6 +859,7 @@ ALLOWED: dict[str, set[str]] = {
     "training.tool_rollouts": {"training.drawing"},
     "training.warm_start": {*LOW, "config", "models", "records", "training.adapters"},
     "training.last_samples": {"training.trl_names", "data", "runs"},
+    "line_process": set(),
 }
 TOP = (
     "drafting",
