@@ -57,6 +57,7 @@ def _measure(section: str, given: argparse.Namespace, home: str) -> tuple[Any, T
         lines = growth.steps(first, variants=given.variants[:2], quick=given.quick, options=of[first])
         others = growth.others(quick=given.quick)
         growth.plot(lines, given.plots)
+        growth.plot_others(others, given.plots)
         return {"steps": lines, **others}, growth.tables(lines, others)
     if section == "floor":
         seconds = 3.0 if given.quick else 90.0

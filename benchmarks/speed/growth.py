@@ -70,27 +70,67 @@ def tables(lines: list[dict[str, Any]], other: Mapping[str, Any]) -> list[tuple[
 
 def plot(lines: list[dict[str, Any]], folder: Path) -> list[Path]:
     """A small picture for each axis, in ``folder``."""
+    made = []
+    for axis in dict.fromkeys(line["axis"] for line in lines):
+        curves = {
+            variant: [(line["value"], line["seconds"]) for line in lines
+                      if line["axis"] == axis and line["variant"] == variant and line["seconds"]]
+            for variant in dict.fromkeys(line["variant"] for line in lines)
+        }  # fmt: skip
+        picture = folder / f"step_{axis}.png"
+        made.append(_drawn(curves, picture, axis.replace("_", " "), "seconds a step"))
+    return made
+
+
+def plot_others(other: Mapping[str, Any], folder: Path) -> list[Path]:
+    """The other scripts' tables: recording over messages, building over recorded calls, merging over model size."""
+    recording = other.get("recording", {}).get("tables", [])
+    merging = other.get("merging", {}).get("tables", [])
+    made = []
+    if recording:
+        parts = ("open_turn", "open_call", "answered", "close")
+        turns = [
+            (row["turn"], int(row["messages sent"]), sum(int(row[part]) for part in parts)) for row in recording[0]
+        ]
+        curves = {kind: [(x, y) for turn, x, y in turns if turn == kind] for kind in ("sync", "async")}
+        made.append(_drawn(curves, folder / "recording.png", "messages sent", "own code of recording, us a turn"))
+    if len(recording) > 1:
+        built = [row for row in recording[1] if row["calls a run"] == "4"]
+        points = [(calls, calls / _number(row["built, calls a second"]))
+                  for row in built for calls in [_number(row["recorded calls"])]]  # fmt: skip
+        made.append(_drawn({"4 calls a run": points}, folder / "building.png", "recorded calls", "seconds to build"))
+    if merging:
+        ways = ("streamed and proved", "PEFT float32", "PEFT bfloat16")
+        peaks = {
+            way: [(float(row["base, GB"]), _number(row[f"{way}: s / peak MB"].partition("/")[2])) for row in merging[0]]
+            for way in ways
+        }
+        made.append(_drawn(peaks, folder / "merging.png", "base, GB", "peak memory of a merge, MB"))
+    return made
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _drawn(curves: Mapping[str, Sequence[tuple[float, float]]], picture: Path, across: str, up: str) -> Path:
+    """A picture with a line for each curve that has points."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    folder.mkdir(parents=True, exist_ok=True)
-    made = []
-    for axis in dict.fromkeys(line["axis"] for line in lines):
-        figure, place = pyplot.subplots(figsize=(5, 3.2), layout="constrained")
-        for variant in dict.fromkeys(line["variant"] for line in lines):
-            points = [(line["value"], line["seconds"]) for line in lines
-                      if line["axis"] == axis and line["variant"] == variant and line["seconds"]]  # fmt: skip
-            if points:
-                place.plot(*zip(*points, strict=True), marker="o", label=variant)
-        place.set(xlabel=axis.replace("_", " "), ylabel="seconds a step", ylim=(0, None))
-        place.grid(alpha=0.3)
-        place.legend()
-        made.append(folder / f"step_{axis}.png")
-        figure.savefig(made[-1], dpi=90)
-        pyplot.close(figure)
-    return made
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure, place = pyplot.subplots(figsize=(5, 3.2), layout="constrained")
+    for name, points in curves.items():
+        if points:
+            place.plot(*zip(*points, strict=True), marker="o", label=name)
+    place.set(xlabel=across, ylabel=up, ylim=(0, None))
+    place.grid(alpha=0.3)
+    place.legend()
+    figure.savefig(picture, dpi=90)
+    pyplot.close(figure)
+    return picture
 
 
 def plot_curves(curves: list[dict[str, Any]], folder: Path) -> list[Path]:
