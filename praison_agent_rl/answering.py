@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row
 from praison_agent_rl.errors import DataError, ModelError
-from praison_agent_rl.models import load_model, load_tokenizer, plain_weights, render_prompts
+from praison_agent_rl.loading import load_deployed
+from praison_agent_rl.models import load_tokenizer, plain_weights, render_prompts
 from praison_agent_rl.records import Plan
 from praison_agent_rl.rollouts import Sampled, Sampling, declared_settings
 from praison_agent_rl.shareable import why_not_shareable
@@ -93,11 +94,11 @@ class Engine:
 
 
 def load_engine(source: str, plan: Plan) -> Engine:
-    """The model of ``source`` with the settings of ``plan``."""
+    """The model of ``source`` as it is served, with the settings of ``plan``."""
     config = TrainConfig.load(plan.config, need_model=False, need_data=False)
     source = plain_weights(source)
     tokenizer = load_tokenizer(source, config)
-    model = load_model(source, config, device=plan.device).eval()
+    model = load_deployed(source, config, device=plan.device).eval()
     return Engine(model, tokenizer, config, _end_tokens(model, tokenizer))
 
 

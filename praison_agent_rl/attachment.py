@@ -8,12 +8,13 @@ the turns that are under way end where they began (`capture.routes`); what nobod
 import logging
 import math
 import threading
-import time
 import weakref
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from praison_agent_rl.backoff import Backoff
 from praison_agent_rl.canary import candidate_of, check_share, is_recorded
 from praison_agent_rl.capture import install_taps
 from praison_agent_rl.capture.routes import CANARY, FOLLOWS, Canary
@@ -30,8 +31,6 @@ _EVERY = 1.0
 """Seconds between two looks at which version is current."""
 _LONGEST = 86_400.0
 """Seconds between two looks, at most: a day."""
-_RETRY = 60.0
-"""Seconds after which something that failed is tried again, where nothing else has changed."""
 
 
 class Attachment:
@@ -43,11 +42,9 @@ class Attachment:
         home: Path,
         name: str,
         *,
-        device: str = "auto",
-        backend: Backend = "transformers",
+        serve: Callable[[Version], ServerAddress] = serve_version,
         canary: float | None = None,
         candidate: str | None = None,
-        start: Start | None = None,
     ) -> None:
         self.home = home
         self.name = name
@@ -62,7 +59,7 @@ class Attachment:
         self.every = _EVERY
         """Seconds between two looks, while it watches."""
         self._wanted = candidate
-        self._serve = partial(serve_version, device=device, backend=backend, start=start)
+        self._serve = serve
         self._looked = False
         """Whether it has seen what is current; only from then on is another pointer a decision."""
         self._pointer: Pointer | None = None
@@ -146,20 +143,29 @@ class Attachment:
             self._watcher.start()
 
     def _watch(self) -> None:
-        failed_at, failed_for, said = 0.0, None, ""
+        backoff, failed, tried_for, said = Backoff(), False, self._pointer, ""
         while not self._stopped.wait(self.every) and self._agent() is not None:
             try:
                 seen = current(self.home, self.name)
-                if failed_at and seen == failed_for and time.monotonic() - failed_at < _RETRY:
-                    continue
-                failed_for = seen
-                self.refresh()
-                failed_at, said = 0.0, ""
+                if not (failed or seen != self._pointer or self._has_lost_a_server()):
+                    self.refresh()  # nothing is started, but somebody else may have pointed the agent elsewhere
+                elif seen != tried_for or not backoff.seconds_left:
+                    tried_for = seen
+                    with backoff.attempt():
+                        self.refresh()
+                    failed, said = False, ""
             except Exception as error:  # noqa: BLE001 - a thread of ours may not end of itself and be missed by nobody
-                failed_at = time.monotonic()
+                failed = True
                 if str(error) != said:
                     said = str(error)
-                    _LOG.warning("%s; tried again in %.0f s. What failed: %s", self, _RETRY, said)
+                    _LOG.warning("%s; it is tried again. What failed: %s", self, said)
+
+    def _has_lost_a_server(self) -> bool:
+        agent = self._agent()
+        if agent is None:
+            return False
+        canary = vars(agent).get(CANARY)
+        return _is_dead(agent) or (isinstance(canary, Canary) and not canary.candidate.server.running)
 
     def _point(self, agent: Any, target: str | None) -> None:
         if target is None:
@@ -217,6 +223,7 @@ def attach(
     name: str | None = None,
     device: str = "auto",
     backend: Backend = "transformers",
+    vllm_options: Sequence[str] = (),
     start: Start | None = None,
 ) -> Attachment:
     """Let ``agent`` be answered by its current version, whose server is started if need be; call it at start-up.
@@ -227,8 +234,10 @@ def attach(
     current one was promoted, or to ``candidate="v4"``, which may be any, a session always to the same of the two; the
     next promotion or rollback ends that. The files of a version are verified before it is served. ``name`` is the
     agent's own by default. Agents of one process share the servers of their versions, and with ``backend="vllm"``
-    versions of one base share one server; processes do not: see ``praison-agent-rl serve``. A
-    process that forks attaches afterwards, and a clone of an agent stays with the version that it was made with.
+    versions of one base share one server, which is started with ``vllm_options`` too; processes do not: see
+    ``praison-agent-rl serve``. A watch starts a server that has died again at once; where that fails, or it dies again,
+    after 1, 2, 4 ... 60 s. A process that forks attaches afterwards, and a clone of an agent stays with the version
+    that it was made with.
     ``start`` is called instead of `serving.start_server`. An agent that was attached before is attached anew.
 
     Raises:
@@ -249,11 +258,9 @@ def attach(
         agent,
         place,
         name or str(agent.name),
-        device=device,
-        backend=backend,
+        serve=partial(serve_version, device=device, backend=backend, vllm_options=vllm_options, start=start),
         canary=canary,
         candidate=candidate,
-        start=start,
     )
     install_taps()
     _begin(made, agent)

@@ -1,7 +1,8 @@
 """Run a module of Python in a child process that cannot outlive its parent, however the parent ends.
 
 ``python -m praison_agent_rl.child PARENT MODULE [ARGUMENT ...]`` is what the child runs: it watches for its parent to
-go and then ends itself and everything that it started. What the module does is not this module's business.
+go and then ends itself and everything that it started. What the module does is not this module's business. A launcher
+such as torchrun starts its processes so too, each in a session of its own and with ``LAUNCHER`` as the parent.
 """
 
 import os
@@ -16,6 +17,8 @@ from pathlib import Path
 
 from praison_agent_rl.process_settings import best_device, child_environment
 
+LAUNCHER = "launcher"
+"""In place of the parent's process id: whatever process started this one."""
 _POLL_SECONDS = 0.5
 
 _QUIET: dict[str, str] = {
@@ -100,8 +103,9 @@ def _die_with(parent: int) -> None:
 
 def main() -> None:
     """What the child runs; the arguments are the parent's process id, the module, and the module's own arguments."""
-    parent, module, *arguments = sys.argv[1:]
-    threading.Thread(target=_die_with, args=(int(parent),), daemon=True).start()
+    given, module, *arguments = sys.argv[1:]
+    parent = os.getppid() if given == LAUNCHER else int(given)
+    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -1,4 +1,4 @@
-"""The verbs ``praison-agent-rl doctor`` and ``doctor data``: what can run here, and what recorded runs are good for."""
+"""The verbs ``praison-agent-rl doctor``, ``doctor data`` and ``doctor plan``: what can run here, and what it takes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,6 +42,42 @@ def data(
         return
     for supply in supplies:
         _show_supply(supply)
+
+
+@doctor.command()
+def plan(
+    file: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file of the run.")],
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="4090, L4, L40S, A100-40, A100, H100 or H200; by default the one here, else H100."),
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of a machine; by default as launch says.")] = None,
+    machines: Annotated[int | None, typer.Option(min=1, help="Machines; by default as launch says.")] = None,
+    network: Annotated[float, typer.Option(min=0.1, help="Gigabits a second between two machines.")] = 100.0,
+    server_gpus: Annotated[int, typer.Option(min=1, help="GPUs of a vLLM server elsewhere.")] = 1,
+    parameters: Annotated[str | None, typer.Option(help="Size of a model that is not known here, such as 7B.")] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a prompt; by default max_prompt_length, or 512.")
+    ] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts to train on, to say how long all takes.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the configuration; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON, in bytes and seconds.")] = False,
+) -> None:
+    """Say by arithmetic what a run takes of GPUs, network, disk and time, and what would make it fit."""
+    from praison_agent_rl.config import TrainConfig
+    from praison_agent_rl.resource_plan.hardware import find_gpu
+    from praison_agent_rl.resource_plan.planned import machines_of, plan_run, usual_prompt
+    from praison_agent_rl.resource_plan.shapes import find_shape, read_count
+    from praison_agent_rl.resource_plan.telling import lines_of
+
+    config = TrainConfig.load(file, overrides=sets, need_model=parameters is None, need_data=False)
+    shape = find_shape(config.model_name or "a model", read_count(parameters) if parameters else None)
+    found = machines_of(config, find_gpu(gpu), gpus=gpus, machines=machines)
+    found = found.model_copy(update={"network": network * 1e9 / 8, "servers": server_gpus})
+    planned = plan_run(config, shape, found, prompt_tokens=prompt_tokens or usual_prompt(config), prompts=prompts)
+    typer.echo(planned.model_dump_json(indent=2) if as_json else "\n".join(lines_of(planned, config)))
 
 
 def _show_machine() -> None:

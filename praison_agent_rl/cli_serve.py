@@ -1,75 +1,143 @@
-"""The verb ``praison-agent-rl serve``: the server of a version alone, in the foreground, for agents elsewhere."""
+"""The verb ``praison-agent-rl serve``: one address for agents and versions, in the foreground, for agents elsewhere."""
 
+import ipaddress
 import os
+import secrets
+import shlex
 import signal
-import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from praison_agent_rl.errors import ConfigError, ServerFailed, VersionError
-from praison_agent_rl.records import Version
+from praison_agent_rl.errors import ConfigError
+from praison_agent_rl.server_pool import Backend
+
+if TYPE_CHECKING:
+    from praison_agent_rl.gateway.lines import Open
+    from praison_agent_rl.gateway.running import Gateway
 
 KEY_VARIABLE = "PRAISON_AGENT_RL_KEY"
 """Variable of the environment with the key that clients send; without it one is made."""
 console = Console(soft_wrap=True, emoji=False)
 
 
-def serve_alone(agent: str, version: str | None, *, port: int | None, device: str, home: Path) -> None:
-    """Serve the agent's current version, or another one, until Ctrl-C or SIGTERM.
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Where it listens, and what runs the models."""
+
+    home: Path
+    """Holds ``versions/``."""
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """A free one by default."""
+    backend: str = "transformers"
+    """``transformers`` or ``vllm``."""
+    device: str = "auto"
+    """Of ``transformers serve``."""
+    vllm_options: str = ""
+    """Further arguments of ``vllm serve``, as in a shell."""
+    drain: float = 60.0
+    """Seconds that requests under way get when it is told to end."""
+
+
+def named(agents: Sequence[str], version: str | None) -> list[str]:
+    """The agents that are to be served; ``version`` is of the only one.
 
     Raises:
-        VersionError: there is no such version, or none is current.
-        ConfigError: the port cannot be had.
-        ServerFailed: the server did not come up, or ended by itself.
+        ConfigError: there are several.
     """
-    from praison_agent_rl.child import last_lines
-    from praison_agent_rl.registry import model_of, served_name
-    from praison_agent_rl.serving import LOG, start_server
-
-    found = _version(home, agent, version)
-    if port is not None:
-        _check_free(port)
-    given = os.environ.get(KEY_VARIABLE)
-    with _ended_as_by_ctrl_c():
-        _say(f"starting the server of {found.name} of agent {found.agent!r}; Ctrl-C ends it")
-        server = start_server(model_of(found), name=served_name(found), device=device, port=port, api_key=given)
-        try:
-            _say("for the agent's configuration:")
-            _say(f'  llm="openai/{server.model}", base_url="{server.url}"')
-            _say(f'  api_key=os.environ["{KEY_VARIABLE}"]' if given else f'  api_key="{server.api_key}"')
-            while server.running:
-                time.sleep(0.2)
-            log = last_lines(server.home / LOG)
-            raise ServerFailed(f"the server ended by itself; the last lines of its log:\n{log}")
-        finally:
-            server.stop()
+    if version is None:
+        return list(agents)
+    if len(agents) != 1:
+        raise ConfigError(
+            f"--version {version} is of one agent; of several, write AGENT@{version} for each that it is of"
+        )
+    return [f"{agents[0]}@{version}"]
 
 
-def _check_free(port: int) -> None:
-    with socket.socket() as probe:
-        if os.name == "posix":  # as servers do: what was only just let go of is free
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError) as error:
-            said = getattr(error, "strerror", None) or error
-            raise ConfigError(f"port {port} of 127.0.0.1 cannot be had ({said}); give another with --port") from error
+def serve_agents(words: Sequence[str], given: ServeOptions) -> None:
+    """Serve agents (``AGENT``: whatever is current; ``AGENT@v3``: always that) until Ctrl-C or SIGTERM, and drain.
+
+    Raises:
+        VersionError: there is no such agent or version.
+        ConfigError: the address cannot be had, or has no key and is not of this machine alone.
+        ServerFailed: no server came up.
+    """
+    from praison_agent_rl.gateway.names import find_targets
+    from praison_agent_rl.gateway.running import Gateway, Terms, listen
+
+    key, open_ = _key_for(given), _opener(given)
+    targets = find_targets(given.home, words)
+    terms = Terms(key=key or secrets.token_urlsafe(24), drain=given.drain, tell=_say)
+    with _ended_as_by_ctrl_c(), listen(given.host, given.port) as listener:
+        _say(f"starting the servers of {', '.join(target.name for target in targets)}; Ctrl-C ends them")
+        with Gateway(targets, open_, listener, terms) as gateway:
+            _wait(gateway, until_tried=True)
+            _say_how_to_ask(gateway, None if key else terms.key)
+            try:
+                _wait(gateway)
+            except KeyboardInterrupt:
+                _say(f"no more requests are taken; those under way get up to {given.drain:g} s")
+                raise
 
 
-def _version(home: Path, agent: str, name: str | None) -> Version:
-    from praison_agent_rl import registry
+def _key_for(given: ServeOptions) -> str | None:
+    key = os.environ.get(KEY_VARIABLE)
+    if key is not None and not (key and key.isascii() and key.isprintable()):
+        raise ConfigError(f"the key in {KEY_VARIABLE} is empty, or holds a character that no HTTP header can carry")
+    if _is_of_this_machine(given.host):
+        return key
+    if key is None:
+        raise ConfigError(
+            f"--host {given.host} lets other machines ask, so the key must be yours: set {KEY_VARIABLE} to one"
+        )
+    _say(f"warning: {given.host} is reached by other machines over plain HTTP, which shows the key and all texts;")
+    _say("put a proxy with TLS before it, or keep to a network that you trust")
+    return key
 
-    known = registry.agent_named(home, agent)
-    pointer = registry.current(home, known)
-    chosen = name or (pointer.version if pointer else None)
-    if chosen is None:
-        there = ", ".join(registry.version_names(home, known))
-        raise VersionError(f"no version of agent {known!r} is current; name one with --version; it has: {there}")
-    return registry.read_version(home, known, chosen)
+
+def _is_of_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _opener(given: ServeOptions) -> "Open":
+    from praison_agent_rl.server_pool import serve_base, serve_version
+
+    try:
+        words = shlex.split(given.vllm_options)
+    except ValueError as error:
+        raise ConfigError(f"--vllm-options {given.vllm_options!r} cannot be read as in a shell: {error}") from error
+    if given.backend not in ("transformers", "vllm"):
+        raise ConfigError(f"--backend {given.backend!r} is none; give transformers or vllm")
+    if words and given.backend != "vllm":
+        raise ConfigError("--vllm-options are for --backend vllm")
+    backend: Backend = "vllm" if given.backend == "vllm" else "transformers"
+    return lambda weights: (serve_base if weights.is_base else serve_version)(
+        weights.version, device=given.device, backend=backend, vllm_options=words
+    )
+
+
+def _wait(gateway: "Gateway", *, until_tried: bool = False) -> None:
+    while True:
+        gateway.check()
+        if until_tried and gateway.offering.tried:
+            return
+        time.sleep(0.1)
+
+
+def _say_how_to_ask(gateway: "Gateway", made: str | None) -> None:
+    _say("for the agent's configuration:")
+    for name in gateway.offering.names:
+        _say(f'  llm="openai/{name}", base_url="{gateway.url}"')
+    _say(f'  api_key="{made}"' if made else f'  api_key=os.environ["{KEY_VARIABLE}"]')
 
 
 @contextmanager

@@ -6,13 +6,14 @@ Only names and text live here. What a value may be, and which values contradict 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
 
+from .peer_values import translate
 from .shown import shown
 
 METHODS = ("grpo", "reward", "cpo")
@@ -179,28 +180,30 @@ RENAMED = {
     "use_transformers_paged": "use_transformers_continuous_batching",
     "wandb_log_unique_prompts": "log_unique_prompts",
     "evaluation_strategy": "eval_strategy",
+    "hub_model_id": "hf_model_name",
+    "hub_private_repo": "hf_private",
 }
 """Old or foreign name to the name here (TRL removals: facts of 0.16 to 1.16; praisonai-train 0.1.16; Unsloth)."""
 
 _WHY_NOT = {
-    "publishing is not done by this version's train": """huggingface_save huggingface_save_gguf hf_model_name hf_private
-        save_method commit_message tags push_to_hub hub_model_id hub_strategy hub_always_push hub_private_repo
-        hub_revision ollama_save ollama_model model_parameters quantization_method imatrix_file""",
-    "the adapter and the merged model are kept in the run's folder": "final_model_dir merged_save_dir",
+    "checkpoints stay on this machine, what is pushed is the result (huggingface_save)": """push_to_hub hub_strategy
+        hub_always_push hub_revision""",
+    "it is the tag of ollama_model, which gives none or has one already": "model_parameters",
+    "the adapter is in the run's folder, as adapter": "final_model_dir",
     "weights are always written as safetensors": "save_safetensors",
-    "a token does not belong in a run's files, set the environment variable HF_TOKEN": "hf_token hub_token",
+    "a token does not belong in a file, the one in the environment variable HF_TOKEN is used": "hf_token hub_token",
     "it has no meaning for {method}": """train_on_responses_only assistant_only_loss packing dataset_text_field
         embedding_learning_rate desirable_weight undesirable_weight mtp_draft mtp_draft_repo mtp_draft_file
         spec_draft_n_max""",
     "train always trains": "train do_train do_predict",
     "base and trained model are compared on held-out prompts after the training": """eval_strategy eval_steps do_eval
-        eval_delay eval_on_start eval_accumulation_steps per_device_eval_batch_size num_generations_eval
+        eval_delay eval_on_start eval_accumulation_steps per_device_eval_batch_size num_generations_eval""",
+    "GRPO keeps the best checkpoint, and ends where nothing more is learned, by watch and patience": """
         load_best_model_at_end metric_for_best_model greater_is_better early_stopping_patience
         early_stopping_threshold""",
     "a LoRA adapter is trained, never all weights": "full_finetuning",
     "LoftQ initialisation is not offered": "loftq_config",
     "the method decides it, and a reward model gives one number": "num_labels task_type",
-    "the number of layers is not known from a config, so name them with layers_to_transform": "finetune_last_n_layers",
     "the trainer orders whole prompt groups itself": "group_by_length",
     "rewards may need every column, so all are kept": "remove_unused_columns",
     "rows are prepared in one process": "dataset_num_proc",
@@ -213,7 +216,8 @@ _WHY_NOT = {
 WITHOUT_MEANING = {key: reason for reason, keys in _WHY_NOT.items() for key in keys.split()}
 """Keys that are understood and left out, each with the reason that is said aloud."""
 
-_BY_NAME = ("guards", "guard_limits")  # mappings whose faulty entry is told by its key
+_BY_NAME = ("guards", "guard_limits", "rank_pattern", "alpha_pattern")  # mappings whose entry is told by its key
+_MOST_OF_A_KEY = 10
 _EXPECTED = {
     "bool": "true or false",
     "int": "a whole number",
@@ -291,16 +295,13 @@ def rename(layer: Mapping[Any, Any], findings: Findings) -> dict[Any, Any]:
             )
         renamed[new] = value
         findings.notes.append(f"`{old}` is called `{new}` here.")
-    if renamed.get("gradient_checkpointing") == "unsloth":
-        renamed["gradient_checkpointing"] = True
-        findings.notes.append("`use_gradient_checkpointing: unsloth` is plain gradient checkpointing here.")
     return renamed
 
 
 def sort_keys(given: Mapping[Any, Any], fields: Collection[str], method: str, findings: Findings) -> Sorted:
     """Send each key to where it belongs; name those without meaning aloud, and unknown ones as problems."""
     result = Sorted({}, {})
-    for key, value in given.items():
+    for key, value in translate(given, findings.notes).items():
         if key in WITHOUT_MEANING:
             reason = WITHOUT_MEANING[key].format(method=SAID[method])
             findings.notes.append(
@@ -347,24 +348,50 @@ def listed(choices: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def plain_errors(error: ValidationError, prefix: str = "") -> dict[str, str]:
-    """One plain line for each faulty key, instead of pydantic's dump."""
-    lines: dict[str, str] = {}
+def plain_errors(
+    error: ValidationError, prefix: str = "", *, nested: Mapping[str, Collection[str]] | None = None
+) -> dict[str, str]:
+    """Plain lines for each faulty key, instead of pydantic's dump; ``nested`` are the keys within keys."""
+    lines: dict[str, dict[str, str]] = {}
     wanted: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False):
-        key = str(detail["loc"][0])
+        key, *within = detail["loc"]
+        own = (nested or {}).get(str(key))
+        name = str(key) + _entry(key, within, own)
+        of_key = lines.setdefault(str(key), {})
         if detail["type"] == "value_error":  # raised by a validator of ours, whose text stands alone
-            lines[key] = str(detail["ctx"]["error"])
-            continue
-        wanted.setdefault(key, []).append(_wanted(dict(detail)))
-        place = prefix + key + "".join(f"[{p}]" for p in detail["loc"][1:] if isinstance(p, int) or key in _BY_NAME)
-        hint = f" ({_HINTS[key]})" if key in _HINTS else ""
-        lines[key] = f"{place} is {shown(detail['input'])}, but must be {' or '.join(dict.fromkeys(wanted[key]))}{hint}"
-    return lines
+            of_key[name] = str(detail["ctx"]["error"])
+        elif detail["type"] == "extra_forbidden":
+            of_key[name] = f"unknown key {shown(name)}{did_you_mean(within[-1], own or ())}"
+        elif detail["type"] == "missing":
+            of_key[name] = f"{name} is missing; add it"
+        else:
+            wanted.setdefault(name, []).append(_wanted(dict(detail)))
+            place = prefix + name + "".join(f"[{part}]" for part in within if isinstance(part, int))
+            hint = f" ({_HINTS[name]})" if name in _HINTS else ""
+            choices = " or ".join(dict.fromkeys(wanted[name]))
+            of_key[name] = f"{place} is {shown(detail['input'])}, but must be {choices}{hint}"
+    return {key: "\n".join(_first(list(of_key.values()), key)) for key, of_key in lines.items()}
+
+
+def _first(lines: list[str], key: str) -> list[str]:
+    more = len(lines) - _MOST_OF_A_KEY
+    return [*lines[:_MOST_OF_A_KEY], f"... and {more} more within {key}"] if more > 0 else lines
+
+
+def _entry(key: int | str, within: Sequence[int | str], own: Collection[str] | None) -> str:
+    """Which entry of a mapping is faulty: a dot and a key of its ``own``, or a name in brackets."""
+    first = within[0] if within else None  # what follows may also be pydantic's name for one of several types
+    if own is not None and isinstance(first, str):
+        return f".{first}"
+    return f"[{first}]" if key in _BY_NAME and isinstance(first, str) else ""
 
 
 def _wanted(detail: dict[str, Any]) -> str:
     """What one pydantic error asks for, as the end of "must be ..."."""
     if detail["type"] == "literal_error":
-        return f"one of {detail['ctx']['expected']}"
+        choices = str(detail["ctx"]["expected"])
+        return f"one of {choices}" if " or " in choices else choices
+    if detail["type"] == "string_pattern_mismatch":
+        return f"text that matches {detail['ctx']['pattern']}"
     return _EXPECTED.get(detail["type"].split("_")[0]) or detail["msg"].replace("Input should be ", "").split(",")[0]

@@ -5,7 +5,6 @@ Each check says what clashes, why that would hurt, and what to write instead. No
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePath
@@ -14,8 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from . import config_batches
 from . import config_keys as keys
+from .config_batches import generation_batch as generation_batch  # config finds it here
 from .endpoints import why_no_address
+from .peer_values import NO, YES
 from .shown import shown
 from .task_sets import is_task_set
 from .vllm_adapters import why_not_servable
@@ -28,14 +30,6 @@ SEVEN_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pr
 
 _STARTS = ("gaussian", "orthogonal", "olora", "pissa")
 _STARTS_REFUSED = ("eva", "corda", "loftq", "lora_ga", "mica")  # peft 0.21: they need data or a config of their own
-
-_BATCH_KEYS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "num_generations",
-    "steps_per_generation",
-    "generation_batch_size",
-)
 
 
 def _number(value: Any) -> Any:
@@ -52,13 +46,18 @@ def _number(value: Any) -> Any:
 
 def _switch(value: Any) -> Any:
     """True or false written as text becomes one, where other texts are meant as texts."""
-    return {"true": True, "false": False}.get(value.strip().lower(), value) if isinstance(value, str) else value
+    written = value.strip().lower() if isinstance(value, str) else ""
+    return True if written in YES else False if written in NO else value
 
 
 def _scaling(value: Any) -> Any:
     """TRL once took true and false for ``scale_rewards``, and still does."""
     written = str(value).lower() if isinstance(value, str | bool) else ""
     return {"true": "group", "false": "none"}.get(written, value)
+
+
+def _several(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
 
 def _place(value: Any) -> Any:
@@ -80,6 +79,8 @@ Steps = Count | Positive
 Switch = Annotated[bool | str, BeforeValidator(_switch)]
 Scaling = Annotated[Literal["group", "batch", "none"], BeforeValidator(_scaling)]
 Place = Annotated[str, BeforeValidator(_place)]
+# one text alone counts as a list of it
+Texts = Annotated[list[str], BeforeValidator(_several)]
 
 PASSING = {"bool": bool, "int": Integer, "float": Real, "str": str, "any": Any}
 """The type of each kind of key that passes through (``config_keys.GRPO_FIELDS``)."""
@@ -127,7 +128,7 @@ def is_specs(value: Any) -> bool:
 
 def as_plain(value: Any) -> Any:
     """What JSON can hold of a value that it cannot."""
-    return value.model_dump(exclude_none=True) if isinstance(value, DatasetSpec) else repr(value)
+    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else repr(value)
 
 
 def read_dataset(value: Any) -> Any:
@@ -179,9 +180,9 @@ def adapt_defaults(config: TrainConfig, given: Collection[str]) -> Adapted:
     given = set(given)
     updates: dict[str, Any] = {}
     notes: list[str] = []
-    if config.layers_to_transform is not None and "lora_target_modules" not in given:
+    if (by := config.layers_chosen_by) and "lora_target_modules" not in given:
         updates["lora_target_modules"] = list(SEVEN_PROJECTIONS)
-        notes.append("`lora_target_modules` is the seven usual projections, since layers_to_transform needs names.")
+        notes.append(f"`lora_target_modules` is the seven usual projections, since {by} needs names.")
     if config.warmup_steps and "lr_scheduler_type" not in given:
         updates["lr_scheduler_type"] = "constant_with_warmup"
         notes.append("`lr_scheduler_type` is constant_with_warmup, since constant would ignore warmup_steps.")
@@ -199,7 +200,7 @@ def adapt_defaults(config: TrainConfig, given: Collection[str]) -> Adapted:
     if config.max_completion_length >= config.max_seq_length > 1 and "max_completion_length" not in given:
         updates["max_completion_length"] = config.max_seq_length // 2
         notes.append(f"`max_completion_length` is {config.max_seq_length // 2}, half of max_seq_length.")
-    batch = fit_batch({key: getattr(config, key) for key in _BATCH_KEYS}, given)
+    batch = config_batches.fit_batch({key: getattr(config, key) for key in config_batches.KEYS}, given)
     updates.update(batch)
     notes += [f"`{key}` is {value}, so that a generation batch holds whole groups." for key, value in batch.items()]
     return Adapted(updates, notes)
@@ -212,35 +213,6 @@ def _idle_server_keys(config: TrainConfig, given: Collection[str]) -> list[str]:
     if config.extra.get("vllm_mode") == "server":
         keys_of_server.remove("vllm_server_base_url")  # TRL's own server
     return [f"`{name}` does nothing without `sampler: vllm`." for name in sorted(keys_of_server & set(given))]
-
-
-def generation_batch(sizes: Mapping[str, int | None]) -> int:
-    """Completions sampled at once by one process, as TRL 1.16 counts them (``GRPOConfig.__post_init__``)."""
-    steps = sizes["steps_per_generation"] or sizes["gradient_accumulation_steps"] or 1
-    return sizes["generation_batch_size"] or (sizes["per_device_train_batch_size"] or 1) * steps
-
-
-def fit_batch(sizes: Mapping[str, int | None], given: Collection[str]) -> dict[str, int]:
-    """New values for sizes that were not given, so that ``num_generations`` divides the generation batch.
-
-    Tried in this order, as few changes as possible: more accumulation, another micro-batch, other group size. Where
-    nothing may move, or nothing helps, the result is empty and ``conflicts`` reports the clash.
-    """
-    micro, group = sizes["per_device_train_batch_size"] or 1, sizes["num_generations"] or 2
-    whole, steps = sizes["generation_batch_size"], sizes["steps_per_generation"]
-    changed: dict[str, int] = {}
-    if whole and whole % micro and "per_device_train_batch_size" not in given:
-        changed["per_device_train_batch_size"] = max(d for d in range(1, micro + 1) if whole % d == 0)
-    total = generation_batch(sizes)
-    if total % group == 0:
-        return changed
-    if not whole and not steps and "gradient_accumulation_steps" not in given:
-        return {"gradient_accumulation_steps": group // math.gcd(micro, group)}
-    if not whole and "per_device_train_batch_size" not in given:
-        step = group // math.gcd(total // micro, group)  # the micro-batch has to be a multiple of this
-        return {"per_device_train_batch_size": max(step, micro // step * step)}
-    nearest = _nearest_divisor(total, group)
-    return {**changed, "num_generations": nearest} if "num_generations" not in given and nearest else changed
 
 
 def conflicts(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -264,12 +236,17 @@ def conflicts(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
         )
     if isinstance(c.warmup_steps, float) and c.warmup_steps >= 1 and not c.warmup_steps.is_integer():
         yield ("warmup_steps",), f"warmup_steps is {c.warmup_steps!r}; write a whole number, or a share below 1"
-    if c.layers_to_transform is not None and isinstance(c.lora_target_modules, str):
+    if (by := c.layers_chosen_by) and isinstance(c.lora_target_modules, str):
         yield (
-            ("layers_to_transform", "lora_target_modules"),
-            f"layers_to_transform needs lora_target_modules as a list of names, not {c.lora_target_modules!r}",
+            (by, "lora_target_modules"),
+            f"{by} needs lora_target_modules as a list of names, not {c.lora_target_modules!r}",
         )
-    if c.layers_pattern and c.layers_to_transform is None:
+    if c.layers_to_transform is not None and c.finetune_last_n_layers is not None:
+        yield (
+            ("layers_to_transform", "finetune_last_n_layers"),
+            "layers_to_transform and finetune_last_n_layers both say which layers get an adapter; keep one of them",
+        )
+    if c.layers_pattern and not c.layers_chosen_by:
         yield ("layers_pattern", "layers_to_transform"), "layers_pattern needs layers_to_transform; add it"
     if c.method != "reward" and c.loss_type not in keys.LOSS_TYPES[c.method]:
         choices = keys.listed(keys.LOSS_TYPES[c.method])
@@ -345,7 +322,7 @@ def _grpo_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
             ("max_lora_rank", "lora_r", "fast_inference"),
             f"max_lora_rank {c.max_lora_rank} is below lora_r {c.lora_r}, so vLLM would refuse the adapter; raise it",
         )
-    yield from _batch_conflicts(c)
+    yield from config_batches.conflicts(c)
 
 
 def _server_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -370,37 +347,3 @@ def _server_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
         )
     if reason := why_not_servable(c.lora_arguments()):
         yield ("sampler",), f"sampler 'vllm' cannot serve the adapter: {reason}; change the adapter, or remove sampler"
-
-
-def _batch_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    micro, group, whole = c.per_device_train_batch_size, c.num_generations, c.generation_batch_size
-    if whole and c.steps_per_generation:
-        text = f"generation_batch_size {whole} and steps_per_generation {c.steps_per_generation} say the same thing"
-        yield _BATCH_KEYS, f"{text}; keep one of them"
-        return
-    if whole and whole % micro:
-        yield (
-            _BATCH_KEYS,
-            f"generation_batch_size {whole} is not divisible by per_device_train_batch_size {micro}; set "
-            f"generation_batch_size to {-(-whole // micro) * micro}, or per_device_train_batch_size to "
-            f"{math.gcd(whole, micro)}",
-        )
-    total = generation_batch({key: getattr(c, key) for key in _BATCH_KEYS})
-    if total % group == 0:
-        return
-    by = "steps_per_generation" if c.steps_per_generation else "gradient_accumulation_steps"
-    made = f"{total}" if whole else f"{total} (per_device_train_batch_size {micro} x {by} {getattr(c, by)})"
-    larger = math.lcm(micro, group)  # the smallest generation batch that holds whole micro-batches and whole groups
-    while larger < total:
-        larger += math.lcm(micro, group)
-    fix = f"generation_batch_size to {larger}" if whole else f"{by} to {larger // micro}"
-    nearest = _nearest_divisor(total, group)
-    other = f"num_generations to {nearest}" if nearest else f"per_device_train_batch_size to {group}"
-    text = f"the generation batch of {made} completions is not divisible by num_generations {group}"
-    yield _BATCH_KEYS, f"{text}; set {fix}, or {other}"
-
-
-def _nearest_divisor(total: int, wanted: int) -> int:
-    """The divisor of ``total`` from 2 up that is nearest to ``wanted``, the larger of two; 0 where there is none."""
-    divisors = (d for d in range(2, total + 1) if total % d == 0)
-    return min(divisors, key=lambda d: (abs(d - wanted), -d), default=0)

@@ -25,6 +25,7 @@ from praison_agent_rl.runs import HOME
 from praison_agent_rl.sent import sent_requests
 from praison_agent_rl.swap import check_swappable
 from praison_agent_rl.transcripts import DEFAULT_STORE
+from praison_agent_rl.warm_examples import calls_to_keep
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -65,7 +66,7 @@ def draft_improvement(
     choice = problems.attempt(lambda: choose_rollout(loaded, base, agent))
     hosting = choice.hosting if choice else None
     runs = hosting.runs if hosting else recorded_runs(agent)
-    calls = planning.calls_to_keep(agent, runs, loaded, problems)
+    calls = calls_to_keep(agent, runs, loaded, base, problems=problems)
     asked = choice is None or choice.mode == "agent"  # with a problem nothing is asked any more
     rows, tools = (rows, []) if asked else as_the_agent_asks(agent, rows, on_event)
     draft = planning.finish_draft(loaded, base, rows, problems=problems, tools=tools, choice=choice)
@@ -173,7 +174,7 @@ def _rows_of(agent: Any, data: Any, config: TrainConfig, on_event: OnEvent) -> t
             f"improve got no data=, and nothing is recorded in {str(DEFAULT_STORE)!r}; record the agent with "
             "agent.record(), or pass data=: a file, a dataset or a list of prompts"
         )
-    needed = (config.prompts_per_batch if config.method == "grpo" else 1) + FEWEST_PROMPTS
+    needed = (config.prompts_at_once if config.method == "grpo" else 1) + FEWEST_PROMPTS
     wanted = f"at least {max(needed, 5 * FEWEST_PROMPTS)} are needed. Go on recording, or pass data="
     kind: Literal["prompts", "pairs"] = "prompts" if config.method == "grpo" else "pairs"
     try:

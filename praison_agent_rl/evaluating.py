@@ -37,7 +37,7 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 _OF_THE_ENGINE = (
     *("max_seq_length", "max_completion_length", "temperature", "seed", "dtype", "chat_template", "trust_remote_code"),
-    *("load_in_4bit", "load_in_8bit", "min_gain", "guards", "guard_limits"),
+    *("min_gain", "guards", "guard_limits"),
 )
 """Settings that a version is evaluated with as it was trained and judged, unless others are given."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from praison_agent_rl.agent_rollouts.asking import KEY
 from praison_agent_rl.agent_rollouts.copies import agents_of, check_copyable, policy_agents
 from praison_agent_rl.agent_rollouts.host import RolloutHost
+from praison_agent_rl.agent_rollouts.structured import check_structured
 from praison_agent_rl.agent_rollouts.tools import ToolPlan, plan_tools
 from praison_agent_rl.agents import find_agent
 from praison_agent_rl.config import TrainConfig
@@ -71,13 +72,15 @@ def hosting_of(agent: Any, config: TrainConfig) -> Hosting:
 
     Raises:
         AgentError: it cannot be copied, or agents that are to be trained are none that its model answers.
-        ConfigError: a tool has side effects for all that is known, or what was given for one does not fit; or several
-            things are wrong, which are said at once.
+        ConfigError: a tool has side effects for all that is known, or what was given for one does not fit; the agent
+            was asked for structured output that its copies would not be; or several things are wrong, which are said
+            at once.
     """
     problems = Problems()
     problems.attempt(lambda: _check_agent(agent, config.train_agents))
     runs = problems.attempt(lambda: recorded_runs(agent)) or []
     tools = problems.attempt(lambda: _allowed_tools(agent, config, runs))
+    problems.attempt(lambda: check_structured(agent, runs, allowed=config.parity == "allow"))
     problems.raise_all()
     assert tools is not None
     return Hosting(agent, config, tools, runs)

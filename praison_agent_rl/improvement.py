@@ -19,6 +19,7 @@ from praison_agent_rl.errors import (
     TrainingFailed,
     VersionError,
 )
+from praison_agent_rl.exports.from_config import publish_as_configured
 from praison_agent_rl.forcing import mark_forced
 from praison_agent_rl.hosting import Hosting, hosting_of, in_environment, named_agent
 from praison_agent_rl.planning import Draft
@@ -28,6 +29,7 @@ from praison_agent_rl.records import Comparison, Verdict, Version
 from praison_agent_rl.registry import current, improvement_lock
 from praison_agent_rl.registry import promote as promote_version
 from praison_agent_rl.registry import rollback as roll_back_pointer
+from praison_agent_rl.remote.running import remote_of, run_there
 from praison_agent_rl.report import write_report
 from praison_agent_rl.runs import HOME, RunFolder, read_record, write_record
 from praison_agent_rl.server_pool import serve_version
@@ -173,6 +175,7 @@ def improve(
             result = outcome_of(run)
             if isinstance(result, Improvement) and (result.verdict.passed or force):
                 settle(result, run, force=force, agent=agent if swap else None)
+            publish_as_configured(run, draft.config, lambda text: on_event({"event": "note", "text": text}))
             return result
 
 
@@ -190,6 +193,9 @@ def carry_out(
 
 def _carry_out(draft: Draft, run: RunFolder, on_event: OnEvent, stages: Sequence[str], resume: bool) -> None:
     env = draft.hosting.environment if draft.hosting else {}
+    if draft.config.remote is not None:
+        run_there(run, draft.config.remote, stages, on_event, resume=resume)
+        return
     if draft.nameable:
         launch_stages(run, stages, on_event, resume=resume, env=env)
         return
@@ -224,14 +230,22 @@ def resume_run(
         on_event: OnEvent = (lambda event: None) if quiet else progress
         if not (run.card.exists() or (run.comparison_file.exists() and run.verdict_file.exists())):
             with hosting.following(on_event) if hosting else contextlib.nullcontext(on_event) as following:
-                env = hosting.environment if hosting else {}
-                launch_stages(run, stages_of(run), following, resume=True, env=env)
+                _go_on(run, following, hosting)
         if not measured:
             return run
         result = outcome_of(run)
         if isinstance(result, Improvement) and agent and result.verdict.passed:
             settle(result, run)
         return result
+
+
+def _go_on(run: RunFolder, on_event: OnEvent, hosting: Hosting | None) -> None:
+    """Do the stages that are left, where the run happens."""
+    if (remote := remote_of(run)) is not None:
+        run_there(run, remote, stages_of(run), on_event, resume=True)
+        return
+    env = hosting.environment if hosting else {}
+    launch_stages(run, stages_of(run), on_event, resume=True, env=env)
 
 
 def _hosting_of(run: RunFolder, rollout_agent: str | None) -> Hosting | None:

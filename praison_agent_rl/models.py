@@ -1,26 +1,27 @@
-"""Which weights are beneath an agent, and how they and its prompts are loaded.
+"""Which weights are beneath an agent, how they become plain ones, and how its prompts are rendered.
 
-Finding weights is cheap and imports nothing heavy; everything below ``load_tokenizer`` needs the ``train`` extra.
+Finding weights is cheap and imports nothing heavy; what lies below needs the ``train`` extra.
 """
 
 import contextlib
 import hashlib
 import importlib.util
 import json
-import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.endpoints import list_models
 from praison_agent_rl.errors import MissingExtra, ModelError
-from praison_agent_rl.preflight import is_template_file
+from praison_agent_rl.loading import load_model as load_model  # told on
+from praison_agent_rl.loading import load_scorer as load_scorer  # told on
+from praison_agent_rl.loading import load_tokenizer as load_tokenizer  # told on
+from praison_agent_rl.loading import only_errors_of as only_errors_of  # told on
+from praison_agent_rl.loading import stored_dtype as stored_dtype  # told on
 from praison_agent_rl.swap import endpoint_of, server_of
-from praison_agent_rl.templates import ready_template
 from praison_agent_rl.weight_files import check_gguf, check_weight_files
 
 EMBEDDED = "smollm2-135m-instruct"
@@ -150,7 +151,7 @@ def _on_the_hub(name: str) -> str:
     return name
 
 
-# --- loading: heavy -------------------------------------------------------------------------------------------------
+# --- converting: heavy ----------------------------------------------------------------------------------------------
 
 
 def require_training_stack() -> None:
@@ -186,134 +187,6 @@ def cache_folder() -> Path:
     given = os.environ.get("PRAISON_AGENT_RL_CACHE")
     base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return Path(given).expanduser() if given else base / "praison_agent_rl"
-
-
-def load_tokenizer(source: str, config: TrainConfig) -> Any:
-    """The tokenizer of ``source``, padding on the left, with the config's chat template if it names one."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=config.revision, trust_remote_code=config.trust_remote_code, padding_side="left"
-        )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"the tokenizer of {source!r} cannot be loaded: {error}") from error
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if config.chat_template:
-        tokenizer.chat_template = _template(config.chat_template)
-    return tokenizer
-
-
-def _template(given: str) -> str:
-    if ready := ready_template(given):
-        return ready
-    if not is_template_file(given):
-        return given
-    try:
-        return Path(given).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # it was there when the run was planned
-        raise ModelError(f"the chat template {given!r} cannot be read: {error}") from error
-
-
-def load_model(source: str, config: TrainConfig, *, device: str, full_precision: bool = False) -> Any:
-    """The causal language model of ``source`` on ``device``; ``full_precision`` means float32, unquantised."""
-    from transformers import AutoModelForCausalLM
-
-    options = _load_options(config, device=device, full_precision=full_precision)
-    model = _loaded(AutoModelForCausalLM, source, options)
-    if getattr(model, "is_quantized", False):
-        return model.dequantize().float() if full_precision else model  # quantised weights choose their own device
-    return model.to(device)
-
-
-def load_scorer(
-    source: str, config: TrainConfig, *, device: str, new_head: bool = False, full_precision: bool = False
-) -> Any:
-    """The model of ``source`` with one number as its output, the score.
-
-    Raises:
-        ModelError: the weights have no head that gives a score; with ``new_head`` one starts from the seed.
-    """
-    import torch
-    from transformers import AutoModelForSequenceClassification
-
-    options = _load_options(config, device=device, full_precision=full_precision)
-    torch.manual_seed(config.seed)
-    asked = {**options, "num_labels": 1, "output_loading_info": True}
-    with only_errors_of("transformers.modeling_utils"):  # it warns that the head is new, which is why it is trained
-        model, found = _loaded(AutoModelForSequenceClassification, source, asked)
-    if (missing := sorted(found["missing_keys"])) and not new_head:
-        raise ModelError(
-            f"{source!r} is no reward model: it has no weights for {missing[0]}; a language model gives no score, "
-            "train a reward model on it first (method: reward)"
-        )
-    # by it the model finds the last token of each text in a batch
-    model.config.get_text_config().pad_token_id = load_tokenizer(source, config).pad_token_id
-    return model if getattr(model, "is_quantized", False) else model.to(device)
-
-
-def _load_options(config: TrainConfig, *, device: str, full_precision: bool) -> dict[str, Any]:
-    import torch
-
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelError(
-            "this machine has a GPU driver, but the installed torch sees no GPU; install a CUDA build of torch, "
-            "or set PRAISON_AGENT_RL_DEVICE=cpu"
-        )
-    options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
-    if full_precision or (device == "cpu" and config.dtype == "auto"):
-        options["dtype"] = torch.float32  # CPUs are no faster in 16 bits, and less exact
-    elif config.dtype != "auto":
-        options["dtype"] = getattr(torch, config.dtype)
-    if not full_precision and (config.load_in_4bit or config.load_in_8bit):
-        options["quantization_config"] = _quantization(config)
-    return options
-
-
-def _loaded(kind: Any, source: str, options: dict[str, Any]) -> Any:
-    from safetensors import SafetensorError
-
-    try:
-        return kind.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"the weights of {source!r} cannot be loaded: {error}") from error
-
-
-@contextlib.contextmanager
-def only_errors_of(name: str) -> Iterator[None]:
-    """The logger ``name`` says nothing of warnings that are true and mean nothing here."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-def stored_dtype(source: str, config: TrainConfig) -> str:
-    """The number format that the weights of ``source`` are stored in, as ``float32`` or ``bfloat16``."""
-    from transformers import AutoConfig
-
-    described = AutoConfig.from_pretrained(source, revision=config.revision, trust_remote_code=config.trust_remote_code)
-    return str(getattr(described, "dtype", None) or "float32").removeprefix("torch.")
-
-
-def _quantization(config: TrainConfig) -> Any:
-    import torch
-    from transformers import BitsAndBytesConfig
-
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingExtra("load_in_4bit and load_in_8bit need bitsandbytes: pip install bitsandbytes")
-    if config.load_in_8bit:
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=torch.bfloat16,
-        bnb_4bit_use_double_quant=True,
-    )
 
 
 def _convert_gguf(path: Path, folder: Path) -> None:

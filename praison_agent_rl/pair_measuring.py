@@ -11,6 +11,7 @@ from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row, prompt_key, read_rows, write_rows
 from praison_agent_rl.errors import ModelError
 from praison_agent_rl.intervals import wilson
+from praison_agent_rl.loading import as_deployed
 from praison_agent_rl.models import load_scorer, load_tokenizer, plain_weights
 from praison_agent_rl.pair_texts import Rendered, explicit, render_pairs
 from praison_agent_rl.records import FEWEST_PROMPTS, Answer, RewardCard
@@ -45,7 +46,7 @@ def measure_reward_model(run: RunFolder) -> RewardCard:
     plan = run.plan
     config = TrainConfig.load(plan.config, need_model=False, need_data=False)
     tokenizer = load_tokenizer(str(run.merged), config)
-    model = load_scorer(str(run.merged), config, device=plan.device).eval()
+    model = load_scorer(str(run.merged), as_deployed(config), device=plan.device).eval()
     train, held_out = read_rows(run.train_rows), read_rows(run.held_out_rows)
     step = max(1, -(-len(train) // _MOST_TRAINED))
     limit = config.max_length or config.max_seq_length

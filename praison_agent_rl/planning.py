@@ -17,6 +17,7 @@ from typing import Any
 
 from praison_agent_rl import data as datasets
 from praison_agent_rl.agent_rollouts.prompts import rows_to_ask
+from praison_agent_rl.backends import check_backend
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.config_files import read_source
 from praison_agent_rl.config_keys import Findings, did_you_mean, listed, parse_overrides, rename
@@ -25,8 +26,10 @@ from praison_agent_rl.control import control_rows
 from praison_agent_rl.data import Row
 from praison_agent_rl.errors import ConfigError, DataError
 from praison_agent_rl.estimate import LEAST_DISK, Estimate, estimate_run, free_disk, in_words
+from praison_agent_rl.exports.from_config import check_publishing
 from praison_agent_rl.guards import LIMITS
 from praison_agent_rl.hosting import Hosting
+from praison_agent_rl.launchers import check_launch
 from praison_agent_rl.models import find_weights, require_training_stack
 from praison_agent_rl.pair_lengths import check_lengths, mean_tokens
 from praison_agent_rl.pair_texts import explicit
@@ -41,17 +44,22 @@ from praison_agent_rl.preflight import (
 )
 from praison_agent_rl.problems import Problems as Problems  # told on
 from praison_agent_rl.process_settings import best_device as best_device  # told on
-from praison_agent_rl.recorded_calls import good_calls, write_calls
-from praison_agent_rl.records import Call, GateRules, Plan, PlannedReward, Run
-from praison_agent_rl.rewards import Reward, prepare, require, resolve_all
+from praison_agent_rl.recorded_calls import write_calls
+from praison_agent_rl.records import Call, GateRules, Plan, PlannedReward
+from praison_agent_rl.remote.refusals import check_possible
+from praison_agent_rl.rewards import Reward, listed_specs, portable, prepare, require, resolve_all
 from praison_agent_rl.rollout_choice import RolloutChoice, choose_rollout
 from praison_agent_rl.runs import HOME, RunFolder, now, slug, write_record
 from praison_agent_rl.short_trials import SHORT, short_trial
 from praison_agent_rl.vllm_serving import find_vllm
+from praison_agent_rl.warm_examples import calls_to_keep
 from praison_agent_rl.watch_rows import put_aside
 from praison_agent_rl.weight_files import read_config
 
-_LIBRARIES = ("praison-agent-rl", "praisonaiagents", "torch", "transformers", "trl", "peft", "datasets", "accelerate")
+_LIBRARIES = (
+    *("praison-agent-rl", "praisonaiagents", "torch", "transformers", "trl", "peft", "datasets", "accelerate"),
+    *("bitsandbytes", "unsloth"),
+)
 _FEW_HELD_OUT = 30
 
 
@@ -115,23 +123,10 @@ def draft_from_config(source: str | Path | Mapping[str, Any], overrides: Sequenc
         raise AssertionError("unreachable: a missing part is a problem")
     choice = problems.attempt(lambda: choose_rollout(config, base))
     hosting = choice.hosting if choice else None
-    calls = calls_to_keep(hosting.agent, hosting.runs, config, problems) if hosting else []
+    calls = calls_to_keep(hosting.agent, hosting.runs, config, base, problems=problems) if hosting else []
     draft = finish_draft(config, base, rows, problems=problems, choice=choice)
     draft.calls = calls
     return draft
-
-
-def calls_to_keep(agent: Any, runs: Sequence[Run], config: TrainConfig, problems: Problems) -> list[Call]:
-    """The calls of good ``runs`` of ``agent``; what a warm start lacks goes to ``problems``."""
-    calls = good_calls(runs)
-    if config.warm_start and not calls:
-        problems.found.append(
-            DataError(
-                f"warm_start is {config.warm_start}, but no good runs of agent {getattr(agent, 'name', None)!r} are "
-                "recorded to start from; record some (agent.record()), or set warm_start to 0"
-            )
-        )
-    return calls
 
 
 def finish_draft(
@@ -152,7 +147,10 @@ def finish_draft(
         askable = problems.attempt(lambda: _rows_to_ask(rows))
         rows, notes = (askable[0], notes + askable[1]) if askable is not None else (rows, notes)
     problems.attempt(lambda: _check_runnable(config))
-    problems.attempt(lambda: check_packages(config))
+    if config.remote is None:  # else the machine there is asked
+        problems.attempt(lambda: check_packages(config))
+    notes += problems.attempt(lambda: check_backend(config, best_device())) or []
+    problems.attempt(lambda: check_publishing(config))
     problems.attempt(lambda: check_chat_template(config))
     problems.attempt(lambda: check_tokenizer(config, base))
     tied = bool(read_config(base).get("tie_word_embeddings"))
@@ -164,6 +162,9 @@ def finish_draft(
     prompts, columns = datasets.sample(rows)
     prompts = [datasets.as_messages(prompt) for prompt in prompts if prompt is not None]
     scorers = prepare_rewards(config, prompts, columns, problems=problems)
+    entries = [*listed_specs(config.reward_funcs), *listed_specs(config.judge_funcs)]
+    named = scorers is None or all(portable(entry)[0] for entry in entries)
+    problems.attempt(lambda: check_launch(config, device=best_device(), nameable=named))
     tried = problems.attempt(partial(_try_shortly, config, scorers, prompts, columns)) if scorers is not None else None
     if aside is not None:
         problems.attempt(partial(config.check_prompt_count, len(aside[0])))
@@ -180,7 +181,10 @@ def finish_draft(
         names = ", ".join(str(tool.get("function", {}).get("name")) for tool in tools)
         notes.append(f"the agent's tools ({names}) are shown to the model but not run in training")
     watch, hosting = aside[1], choice.hosting
-    return Draft(config, base, aside[0], split[1], rewards, list(tools), notes, judges, watch, hosting=hosting)
+    draft = Draft(config, base, aside[0], split[1], rewards, list(tools), notes, judges, watch, hosting=hosting)
+    if config.remote is not None:
+        check_possible(plan_of(draft))
+    return draft
 
 
 def _rows_to_ask(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
@@ -357,7 +361,8 @@ def _check_runnable(config: TrainConfig) -> None:
             f"resume_from_checkpoint={config.resume_from_checkpoint!r}: a run is continued as it was planned, by "
             "`praison-agent-rl train --resume RUN` with the run's folder; take the key out of the configuration"
         )
-    if config.method == "grpo" and config.sampler == "vllm" and not config.vllm_server_base_url:
+    starts_vllm = config.method == "grpo" and config.sampler == "vllm" and not config.vllm_server_base_url
+    if starts_vllm and config.remote is None:
         find_vllm()
 
 

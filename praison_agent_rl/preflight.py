@@ -15,6 +15,12 @@ from praison_agent_rl.shown import shown
 from praison_agent_rl.templates import ready_template, ready_templates
 from praison_agent_rl.weight_files import check_tokenizer_files, modules_of, read_config
 
+NO_UNSLOTH = (
+    "backend 'unsloth' needs unsloth: pip install \"praison-agent-rl[unsloth]\" in an environment of its own, since it "
+    "asks for older releases of trl, transformers and datasets than the extra train does (or leave backend out)"
+)
+"""What to do where it is not installed."""
+
 _HEADS = ("lm_head", "embed_out", "output_layer")
 _OWNERS = ("", "model.", "transformer.", "gpt_neox.", "model.language_model.")
 _EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in")
@@ -101,18 +107,11 @@ def _why_no_head(config: TrainConfig) -> str:
 
 def check_layers(config: TrainConfig, source: str) -> list[str]:
     """Raise ModelError if the model has none of the layers that are to get an adapter; what to say of single names."""
-    asked = config.layers_to_transform
-    count = read_config(source).get("num_hidden_layers")
-    layers = [asked] if isinstance(asked, int) else asked or []
-    if count and (beyond := [layer for layer in layers if layer >= count]):
-        raise ModelError(
-            f"layers_to_transform names {', '.join(map(str, beyond[:5]))}, but {source!r} has {count} layers, "
-            f"0 to {count - 1}"
-        )
+    notes = _checked_numbers(config, source)
     modules = modules_of(source)
     targets = config.lora_target_modules
     if not modules or targets == "all-linear" or config.target_parameters:
-        return []
+        return notes
     found = _matching(targets, list(modules))
     there = ", ".join(sorted({name.rpartition(".")[2] for name, sides in modules.items() if sides > 1}))
     if not found:
@@ -120,8 +119,28 @@ def check_layers(config: TrainConfig, source: str) -> list[str]:
     if odd := sorted({name.rpartition(".")[2] for name in found if modules[name] < 2}):
         raise ModelError(f"lora_target_modules names {', '.join(odd)}, which are no linear layers; there are: {there}")
     single = targets if isinstance(targets, list) else []
-    unknown = [name for name in single if not _matching([name], list(modules))]
-    return [f"lora_target_modules: the model has no {', '.join(unknown)}; it has: {there}"] if unknown else []
+    if unknown := [name for name in single if not _matching([name], list(modules))]:
+        notes.append(f"lora_target_modules: the model has no {', '.join(unknown)}; it has: {there}")
+    return notes
+
+
+def _checked_numbers(config: TrainConfig, source: str) -> list[str]:
+    """What to say of the numbers of layers; raises ModelError where one is beyond the last layer."""
+    asked, last = config.layers_to_transform, config.finetune_last_n_layers
+    count = read_config(source).get("num_hidden_layers")
+    if not count:
+        return []
+    layers = [asked] if isinstance(asked, int) else asked or []
+    if beyond := [layer for layer in layers if layer >= count]:
+        raise ModelError(
+            f"layers_to_transform names {', '.join(map(str, beyond[:5]))}, but {source!r} has {count} layers, "
+            f"0 to {count - 1}"
+        )
+    if last is None:
+        return []
+    if last >= count:
+        return [f"`finetune_last_n_layers` is {last}, and the model has {count} layers: all of them get an adapter"]
+    return [f"`finetune_last_n_layers`: layers {count - last} to {count - 1} of 0 to {count - 1} get an adapter"]
 
 
 def _matching(targets: str | list[str], modules: list[str]) -> list[str]:
@@ -144,6 +163,8 @@ def _needed(config: TrainConfig) -> Iterator[tuple[str, str]]:
     for key in ("load_in_4bit", "load_in_8bit"):
         if getattr(config, key):
             yield "bitsandbytes", f"{key} needs bitsandbytes: pip install bitsandbytes (or leave {key} out)"
+    if config.backend == "unsloth":
+        yield "unsloth", NO_UNSLOTH
     if config.fast_inference:
         yield "vllm", 'fast_inference needs vLLM: pip install "praison-agent-rl[vllm]" (or leave fast_inference out)'
     services = [config.report_to] if isinstance(config.report_to, str) else config.report_to

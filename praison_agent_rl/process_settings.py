@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from praison_agent_rl.control_groups import own_folders
+
 _SPINS = "1000"
 """Turns that a waiting thread of libgomp, which torch's CPU wheels bring, spins before it sleeps.
 
@@ -193,31 +195,8 @@ def _leading_int(text: str) -> int | None:
 
 def _quota(cgroup: Path, own: Path) -> float | None:
     """Cores' worth of time by the tightest limit of the process's control group and those above it, in v2 or v1."""
-    found = [
-        quota
-        for place, below in _group_folders(cgroup, own)
-        for folder in [below, *below.parents]
-        if folder == place or place in folder.parents
-        if (quota := _quota_of(folder)) is not None
-    ]
-    return min(found, default=None)
-
-
-def _group_folders(cgroup: Path, own: Path) -> list[tuple[Path, Path]]:
-    """Where each hierarchy that limits CPU time is mounted, and the process's own folder in it."""
-    text = _text(own) or ""
-    places = [(cgroup, cgroup)]
-    for line in text.splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            mounts = [cgroup, cgroup / "unified"]
-        elif "cpu" in controllers.split(","):
-            mounts = [cgroup / "cpu", cgroup / controllers, cgroup / "cpu,cpuacct"]
-        else:
-            continue
-        # in a container the path is often the host's, and is not there: then the mount itself is the process's own
-        places += [(mount, mount / path.lstrip("/")) for mount in mounts]
-    return places
+    quotas = [_quota_of(folder) for folder in own_folders("cpu", mounts=cgroup, own=own)]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _quota_of(folder: Path) -> float | None:

@@ -13,13 +13,13 @@ MOST_CALLS = 2000
 def good_calls(runs: Sequence[Run]) -> list[Call]:
     """The calls of runs that came to an end without a fault, the latest ``MOST_CALLS``.
 
-    Where somebody has scored runs, only those with a score above zero are good; a run that was corrected is not.
+    Where somebody has scored runs, only those with a score above zero are good. Of a run that was corrected only its
+    last call is, with the correction as its answer.
     """
     sound = [run for run in runs if run.finished and run.error is None and run.output is not None]
-    scored = [run for run in sound if any(said.score is not None for said in run.feedback)]
-    good = [run for run in scored or sound if _is_good(run)]
-    calls = [call for run in good for call in run.calls if call.reply is not None and not call.partial]
-    return [call for call in calls if call.error is None and call.api == "chat"][-MOST_CALLS:]
+    scored = any(_scores(run) for run in sound)
+    calls = [call for run in sound for call in _good_calls(run, scored)]
+    return [call for call in calls if _is_whole(call)][-MOST_CALLS:]
 
 
 def write_calls(path: Path, calls: Sequence[Call]) -> None:
@@ -32,7 +32,25 @@ def read_calls(path: Path) -> list[Call]:
     return [Call.model_validate(row) for row in read_rows(path)] if path.exists() else []
 
 
-def _is_good(run: Run) -> bool:
-    corrected = any(said.correction is not None for said in run.feedback)
-    scores = [said.score for said in run.feedback if said.score is not None]
-    return not corrected and (not scores or scores[-1] > 0)
+def _good_calls(run: Run, scored: bool) -> list[Call]:
+    """Those of a sound run; ``scored`` says that runs without a score are not known to be good."""
+    corrections = [said.correction for said in run.feedback if said.correction is not None]
+    if corrections:
+        return _corrected(run.calls[-1:], corrections[-1])
+    scores = _scores(run)
+    return run.calls if (scores[-1] > 0 if scores else not scored) else []
+
+
+def _corrected(last: Sequence[Call], correction: str) -> list[Call]:
+    """The call that ended a run, as if it had been answered so; none where it was not the answer."""
+    said = {"role": "assistant", "content": correction}
+    answers = [call for call in last if call.reply is not None and not call.reply.get("tool_calls")]
+    return [call.model_copy(update={"reply": said, "finish": "stop", "logprobs": None}) for call in answers]
+
+
+def _scores(run: Run) -> list[float]:
+    return [said.score for said in run.feedback if said.score is not None]
+
+
+def _is_whole(call: Call) -> bool:
+    return call.reply is not None and not call.partial and call.error is None and call.api == "chat"

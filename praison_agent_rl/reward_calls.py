@@ -26,6 +26,19 @@ _LAST = 5  # calls whose samples decide whether too many failed
 _FEWEST = 2  # calls that must be seen: one bad moment ends no run
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What one process tells of one reward and one batch."""
+
+    samples: int
+    none: int
+    hits: int
+    calls: int
+    seconds: float
+    faults: dict[FaultKind, tuple[int, str]]
+    """By kind: how many, and the first in words."""
+
+
 @dataclass
 class RewardCounts:
     """What one reward has done since the counting began."""
@@ -71,6 +84,8 @@ class Caller:
         self._said: set[tuple[str, FaultKind]] = set()
         self._shares: dict[str, tuple[int, int, int, int]] = {}
         self._steps: dict[str, list[list[Score] | None]] = {}
+        self.everywhere: Callable[[_Told], list[_Told]] = lambda own: [own]
+        """What each process tells, where several call the same rewards at the same time and count together."""
 
     @property
     def counts(self) -> Mapping[str, RewardCounts]:
@@ -155,33 +170,38 @@ class Caller:
             self._cache.close()
 
     def _count(self, ask: "_Asked") -> None:
-        name, faults = ask.reward.name, ask.faults()
-        samples, none = len(ask.batch.completions), sum(score is None for score in ask.scores()) - len(faults)
-        words = [_in_words(fault, ask.batch.completions[place]) for place, fault in faults.items()][:1]
+        name = ask.reward.name
+        all_told = self.everywhere(ask.told())
+        failed: Counter[FaultKind] = Counter()
+        for told in all_told:
+            failed.update({kind: number for kind, (number, _) in told.faults.items()})
+        words = [text for told in all_told for _, text in told.faults.values()][:1]
+        samples, none, hits = (
+            sum(numbers) for numbers in zip(*((told.samples, told.none, told.hits) for told in all_told), strict=True)
+        )
         for counts in (self._counts[name], self._step[name]):
             counts.samples += samples
             counts.none += none
-            counts.failed += len(faults)
-            counts.hits += len(ask.hits)
-            counts.calls += ask.job.calls
-            counts.seconds += ask.job.seconds
-            counts.by_kind.update(fault.kind for fault in faults.values())
+            counts.failed += failed.total()
+            counts.hits += hits
+            counts.calls += sum(told.calls for told in all_told)
+            counts.seconds += sum(told.seconds for told in all_told)
+            counts.by_kind.update(failed)
             counts.nan, counts.infinite = counts.by_kind["NaN"], counts.by_kind["infinite"]
             counts.first_error = counts.first_error or (words[0] if words else None)
-        self._shares[name] = samples, none, len(faults), len(ask.hits)
-        self._last[name].append((samples, len(faults), "".join(words)))
-        self._warn_of(name, faults, ask.batch)
+        self._shares[name] = samples, none, failed.total(), hits
+        self._last[name].append((samples, failed.total(), "".join(words)))
+        for kind, number in failed.items():
+            first = next(told.faults[kind][1] for told in all_told if kind in told.faults)
+            self._warn_of(name, kind, f"{first}; {number} of {samples}")
 
-    def _warn_of(self, name: str, faults: Mapping[int, Fault], batch: Batch) -> None:
-        for kind in dict.fromkeys(fault.kind for fault in faults.values()):
-            if (name, kind) not in self._said:
-                self._said.add((name, kind))
-                concerned = [place for place, fault in faults.items() if fault.kind == kind]
-                words = _in_words(faults[concerned[0]], batch.completions[concerned[0]])
-                self._warn(
-                    f"reward {name!r} {words}; {len(concerned)} of {len(batch.completions)} completions of this batch "
-                    "count as None (no score). It is said once and counted from here on"
-                )
+    def _warn_of(self, name: str, kind: FaultKind, what: str) -> None:
+        if (name, kind) not in self._said:
+            self._said.add((name, kind))
+            self._warn(
+                f"reward {name!r} {what} completions of this batch count as None (no score). It is said once and "
+                "counted from here on"
+            )
 
 
 class _Asked:
@@ -213,6 +233,16 @@ class _Asked:
         found = {**self.hits, **self.job.outcomes}
         each = [found.get(place) for place in range(len(self.batch.completions))]
         return [None if isinstance(outcome, Fault) else outcome for outcome in each]
+
+    def told(self) -> _Told:
+        """What is counted of it."""
+        faults, completions = self.faults(), self.batch.completions
+        kinds: dict[FaultKind, tuple[int, str]] = {}
+        for place, fault in faults.items():
+            number, first = kinds.get(fault.kind, (0, _in_words(fault, completions[place])))
+            kinds[fault.kind] = number + 1, first
+        none = sum(score is None for score in self.scores()) - len(faults)
+        return _Told(len(completions), none, len(self.hits), self.job.calls, self.job.seconds, kinds)
 
     def steps(self) -> list[list[Score] | None]:
         return [self.job.steps.get(place) for place in range(len(self.batch.completions))]

@@ -3,12 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from praison_agent_rl.agent_rollouts.copies import agents_of
 from praison_agent_rl.agent_rollouts.toolboxes import environment_of, tools_of
 from praison_agent_rl.config import TrainConfig
-from praison_agent_rl.errors import ConfigError, PraisonRLError
+from praison_agent_rl.environments import episode_reward
+from praison_agent_rl.errors import ConfigError, PraisonRLError, RewardError
 from praison_agent_rl.hosting import Hosting, hosting_of, named_agent
 from praison_agent_rl.models import load_tokenizer, plain_weights
 from praison_agent_rl.problems import Problems
+from praison_agent_rl.reward_names import find
+from praison_agent_rl.reward_specs import listed_specs, read_spec
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,11 @@ def choose_rollout(config: TrainConfig, base: str, agent: Any = None) -> Rollout
     runs has side effects, for all that is known), and if the model's chat template can carry them.
 
     Raises:
-        ConfigError: the mode that was asked for cannot be, with all reasons at once.
+        ConfigError: the mode that was asked for cannot be, with all reasons at once; or a reward scores episodes of an
+            environment, and none is acted in.
         AgentError: the agent cannot be copied.
     """
+    _check_episodes(config)
     if config.method != "grpo" or config.rollout == "direct":
         return RolloutChoice("direct")
     if config.rollout == "tools" or (config.rollout == "auto" and (config.tools or config.environment)):
@@ -62,7 +68,7 @@ def _by_tools(config: TrainConfig, base: str) -> RolloutChoice:
     problems.attempt(lambda: _check_words(config, base, loop=True))
     problems.raise_all()
     what = f"the environment {config.environment}" if config.environment else f"the tools {_names(config.tools)}"
-    return RolloutChoice("tools", [f"rollouts: tools (TRL's own loop), with {what}"])
+    return RolloutChoice("tools", [f"rollouts: tools (TRL's own loop), with {what}, which really run"])
 
 
 def _by_agent(config: TrainConfig, base: str, agent: Any) -> RolloutChoice:
@@ -73,9 +79,38 @@ def _by_agent(config: TrainConfig, base: str, agent: Any) -> RolloutChoice:
         problems.attempt(lambda: _check_words(config, base))
     problems.raise_all()
     assert hosting is not None
-    notes = [f"rollouts: agent, {config.rollouts_at_once} copies at a time"]
+    notes = [f"rollouts: agent, {config.rollouts_at_once} copies at a time", *_asking_guardrails(found)]
     rehearsal = hosting.tools.rehearsal()
     return RolloutChoice("agent", [*notes, *([rehearsal] if rehearsal else [])], hosting)
+
+
+def _asking_guardrails(agent: Any) -> list[str]:
+    """What to say of guardrails that are given in words: a model judges by them, and it is none that is trained."""
+    guards = {str(one.name): vars(one).get("_guardrail_fn") for one in agents_of(agent)}
+    names = [repr(name) for name, guard in guards.items() if getattr(guard, "_praison_output_only", False)]
+    said = "asks the model that the agent was built with, for each answer of each rollout"
+    return [f"the guardrail of {', '.join(names)} {said}"] if names else []
+
+
+def _check_episodes(config: TrainConfig) -> None:
+    """Raise ConfigError where `episode_reward` would have no episode to score."""
+    if config.environment and config.method == "grpo" and config.rollout in ("auto", "tools"):
+        return
+    lists = {"reward_funcs": config.reward_funcs, "judge_funcs": config.judge_funcs}
+    named = [key for key, given in lists.items() if any(map(_is_episode_reward, listed_specs(given)))]
+    if named:
+        raise ConfigError(
+            f"{' and '.join(named)} name praison_agent_rl.environments:episode_reward, which scores episodes of an "
+            f"environment, and none is acted in: environment is {config.environment!r}, rollout {config.rollout!r}, "
+            f"method {config.method!r}. Set environment: module:Class with rollout: tools, or take the reward out"
+        )
+
+
+def _is_episode_reward(given: Any) -> bool:
+    try:
+        return find(read_spec(given).reward, made=True) is episode_reward
+    except RewardError:  # said by whoever looks for all rewards
+        return False
 
 
 def _acts(agent: Any) -> bool:

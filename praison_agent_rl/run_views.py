@@ -52,14 +52,20 @@ def call_counts(completions: Sequence[Any], runs: Sequence[Run | None] | None = 
 
 
 def run_messages(run: Run) -> list[dict[str, Any]]:
-    """What was said after the prompt, answers, tool calls and results, as the agent that was asked first saw them."""
+    """What was said after the prompt, answers, tool calls and results, as the agent that was asked first saw them.
+
+    The last is what the agent answered, which a guardrail may have made of what the model said.
+    """
     own = [call for call in run.calls if call.agent == run.calls[0].agent and call.reply is not None]
     if not own:
         return []
     first, last = own[0].messages, own[-1]
     pairs = enumerate(zip(first, last.messages, strict=False))
     same = next((place for place, (one, other) in pairs if one != other), min(len(first), len(last.messages)))
-    return [*last.messages[same:], dict(last.reply or {})]
+    said = dict(last.reply or {})
+    if isinstance(run.output, str) and not said.get("tool_calls"):
+        said["content"] = run.output
+    return [*last.messages[same:], said]
 
 
 def run_content(run: Run) -> dict[str, Any]:
@@ -193,6 +199,9 @@ def _made(prompt: Any, completion: Any) -> Run:
 
 
 def _final_answer(_: Any, completion: Any, run: Run | None) -> str:
+    """What the agent answered; where that is not known, the last message that calls no tool."""
+    if run is not None and isinstance(run.output, str):
+        return run.output
     answers = [turn.reply for turn in _turns(completion, run) if not turn.calls]
     return text_in(answers[-1].get("content")) if answers else ""
 

@@ -67,9 +67,10 @@ class RunFolder:
     def create(cls, root: Path) -> "RunFolder":
         """Make the folder; raises ConfigError if it holds something else already."""
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
+            begun = (root / "plan.json").exists()
+            more = ", or continue that run with --resume" if begun else "; no run was planned to its end in this one"
             raise ConfigError(
-                f"the run's folder {str(root)!r} already exists and is not empty; "
-                "give another output_dir, or continue that run with --resume"
+                f"the run's folder {str(root)!r} already exists and is not empty; give another output_dir{more}"
             )
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -225,11 +226,15 @@ def read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
 def publish_folder(temporary: Path, final: Path) -> None:
     """Give a finished folder its name at once, replacing what an earlier attempt left there.
 
-    Whatever moment the process is killed at, ``final`` is the old folder, the new one, or not there: never half of one.
+    Whatever moment the process is killed at, or the power lost, ``final`` is the old folder, the new one, or not there:
+    never half of one.
     """
+    for path in [*temporary.rglob("*"), temporary]:
+        sync_to_disk(path)
     former = final.with_name(f"{final.name}.former")
     shutil.rmtree(former, ignore_errors=True)
     if final.exists():
         os.replace(final, former)
     os.replace(temporary, final)
+    sync_to_disk(final.parent)
     shutil.rmtree(former, ignore_errors=True)

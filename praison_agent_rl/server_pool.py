@@ -6,17 +6,21 @@ When the last address is let go, the server has a few seconds to be wanted again
 
 import functools
 import logging
+import math
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from praison_agent_rl.errors import VersionDamaged
-from praison_agent_rl.records import Version
-from praison_agent_rl.registry import model_of, served_name, verify
+from praison_agent_rl.checksums import faults_of
+from praison_agent_rl.errors import PraisonRLError, VersionDamaged
+from praison_agent_rl.records import Plan, Version
+from praison_agent_rl.registry import MODEL, model_of, served_name
+from praison_agent_rl.runs import read_record
 from praison_agent_rl.serving import Served, ServerAddress, start_server
 
 Backend = Literal["transformers", "vllm"]
@@ -26,6 +30,20 @@ Start = Callable[..., Served]
 _LOG = logging.getLogger(__name__)
 _GRACE = 5.0
 """Seconds for which a server that nobody holds is kept: a rollback may want it again."""
+_SHARED = 1.0
+"""Seconds for which a failure to start is everybody's."""
+_RANK = 64
+"""Adapters of up to this rank share a vLLM server."""
+
+
+@dataclass
+class _Starts:
+    """The attempts at one server, one after another."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    failed_at: float = -math.inf
+    failure: tuple[type[PraisonRLError], str] = (PraisonRLError, "")
+    """The last one; not the error itself, whose traceback would hold addresses."""
 
 
 class ServerPool:
@@ -36,27 +54,41 @@ class ServerPool:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._served: dict[Hashable, Served] = {}
-        self._starting: dict[Hashable, threading.Lock] = {}
+        self._starts: dict[Hashable, _Starts] = {}
         self._free: queue.SimpleQueue[Hashable] = queue.SimpleQueue()  # a put of it may happen within another put
         self._reaper: threading.Thread | None = None
 
     def address(self, key: Hashable, start: Callable[[], Served]) -> ServerAddress:
-        """An address of the running server for ``key``, which ``start`` starts where there is none."""
+        """An address of the running server for ``key``, which ``start`` starts where there is none.
+
+        Who waited for an attempt of somebody else, or comes just after it, shares its failure: many agents that lose
+        their server do not all start it.
+        """
         with self._lock:
-            starting = self._starting.setdefault(key, threading.Lock())
-        with starting:  # who wants it too waits here, and not for other servers
+            starts = self._starts.setdefault(key, _Starts())
+        with starts.lock:  # who wants it too waits here, and not for other servers
             with self._lock:
                 served = self._served.get(key)
                 if served is not None and served.running:
                     return served.address
-            served = start()
-            served.holders.when_free = functools.partial(self._free.put, key)
-            with self._lock:
-                self._served[key] = served
-                if self._reaper is None:
-                    self._reaper = threading.Thread(target=self._reap, name="praison-agent-rl-servers", daemon=True)
-                    self._reaper.start()
-                return served.address
+            if time.monotonic() - starts.failed_at < _SHARED:
+                kind, said = starts.failure
+                raise kind(said)
+            try:
+                served = start()
+            except PraisonRLError as error:
+                starts.failure, starts.failed_at = (type(error), str(error)), time.monotonic()
+                raise
+            return self._keep(key, served)
+
+    def _keep(self, key: Hashable, served: Served) -> ServerAddress:
+        served.holders.when_free = functools.partial(self._free.put, key)
+        with self._lock:
+            self._served[key] = served
+            if self._reaper is None:
+                self._reaper = threading.Thread(target=self._reap, name="praison-agent-rl-servers", daemon=True)
+                self._reaper.start()
+            return served.address
 
     def _reap(self) -> None:
         due: dict[Hashable, float] = {}
@@ -92,18 +124,24 @@ def _pool() -> ServerPool:
 
 
 def serve_version(
-    version: Version, *, device: str = "auto", backend: Backend = "transformers", start: Start | None = None
+    version: Version,
+    *,
+    device: str = "auto",
+    backend: Backend = "transformers",
+    vllm_options: Sequence[str] = (),
+    start: Start | None = None,
 ) -> ServerAddress:
     """An address at which ``version`` answers; its ``server`` says the model's name and the key.
 
     Raises:
         ServerFailed: its server did not come up.
         VersionDamaged: its files are not what they were; they are read whole whenever a server is started.
-        VersionError: its merged weights are not there, or (vLLM) its base is another than it was trained on.
+        VersionError: its merged weights are not there, or (vLLM) what it was trained on is not there or another now, or
+            it has an adapter that vLLM does not serve.
     """
     name = served_name(version)
     if backend == "vllm":
-        return _by_vllm(version, name)
+        return _by_vllm(version, name, tuple(vllm_options))
     folder = model_of(version).resolve()
 
     def launch() -> Served:
@@ -113,25 +151,80 @@ def serve_version(
     return _pool().address((start or start_server, folder, device), launch)
 
 
-def _by_vllm(version: Version, name: str) -> ServerAddress:
-    from praison_agent_rl.upkeep import check_base
-    from praison_agent_rl.vllm_serving import fitting_rank, rank_of, start_vllm_server
+def serve_base(
+    version: Version,
+    *,
+    device: str = "auto",
+    backend: Backend = "transformers",
+    vllm_options: Sequence[str] = (),
+    start: Start | None = None,
+) -> ServerAddress:
+    """An address at which the weights answer that ``version`` was trained on.
+
+    Raises:
+        ServerFailed: their server did not come up.
+        ModelError: they are not on this machine any more.
+        VersionError: they are others now.
+    """
+    if backend == "vllm":
+        return _vllm_of(version, Path(version.folder) / "adapter", tuple(vllm_options))
+
+    def launch() -> Served:
+        return (start or start_server)(_checked_base(version).resolve(), name=base_name(version), device=device)
+
+    return _pool().address((start or start_server, base_name(version), version.base_hash, device), launch)
+
+
+def base_name(version: Version) -> str:
+    """Under which name a server offers the weights that the version was trained on, where it is not vLLM's."""
+    return f"{served_name(version).rpartition('-')[0]}-base"
+
+
+def _by_vllm(version: Version, name: str, options: tuple[str, ...]) -> ServerAddress:
+    from praison_agent_rl.stacked_adapters import lineage, one_adapter
+    from praison_agent_rl.vllm_serving import check_servable
 
     folder = Path(version.folder)
-    rank = fitting_rank(max(64, rank_of(folder / "adapter")))
 
     def load() -> Served:
-        check_base(version, version.base)
-        _check_files(version)
-        start = functools.partial(start_vllm_server, version.base, max_rank=rank)
-        host = _pool().address(("vllm", version.base_hash or version.base, rank), start)  # held while it loads
-        return host.server.load(name, folder / "adapter", folder / "model")  # type: ignore[attr-defined, no-any-return]
+        versions = lineage(version)
+        for each in versions:
+            _check_files(each, without=f"{MODEL}/")  # the merged weights have no part in it
+            check_servable(Path(each.folder) / "adapter")
+        adapter = one_adapter(versions)
+        host = _vllm_of(versions[0], adapter, options)  # held while it loads
+        return host.server.load(name, adapter, folder / MODEL)  # type: ignore[attr-defined, no-any-return]
 
-    return _pool().address(("vllm", folder), load)
+    return _pool().address(("vllm", folder, options), load)
 
 
-def _check_files(version: Version) -> None:
-    if faults := verify(version):
+def _vllm_of(version: Version, adapter: Path, options: tuple[str, ...]) -> ServerAddress:
+    """An address of the vLLM server for the weights that the version was trained on, and for such adapters."""
+    from praison_agent_rl.models import plain_weights
+    from praison_agent_rl.vllm_serving import fitting_rank, rank_of, start_vllm_server
+
+    base = plain_weights(str(_checked_base(version)))
+    # where the options have a rank, vLLM takes theirs, as the later of two
+    rank = _RANK if "--max-lora-rank" in options else fitting_rank(max(_RANK, rank_of(adapter)))
+    start = functools.partial(start_vllm_server, base, max_rank=rank, options=options)
+    return _pool().address(("vllm", version.base_hash or version.base, rank, options), start)
+
+
+def _checked_base(version: Version) -> Path:
+    """Where the weights lie that the version was trained on, which are still the same."""
+    from praison_agent_rl.upkeep import check_base
+
+    check_base(version, version.base)
+    if (place := Path(version.base)).exists():
+        return place
+    from huggingface_hub import snapshot_download  # it has a hub name, and is in the local cache: it was just read
+
+    plan = read_record(Path(version.folder) / "plan.json", Plan)
+    return Path(snapshot_download(version.base, revision=plan.config.get("revision"), local_files_only=True))
+
+
+def _check_files(version: Version, *, without: str | None = None) -> None:
+    if faults := faults_of(Path(version.folder), without=without):
         more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise VersionDamaged(
             f"{version.name} of agent {version.agent!r} is damaged and is not served: {'; '.join(faults[:5])}{more}"

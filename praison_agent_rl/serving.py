@@ -111,6 +111,8 @@ class Server(Served):
     def running(self) -> bool:
         """Whether the server's process is alive."""
         if os.getpid() == self.owner:
+            if self.process.returncode is None and _has_ended(self.process.pid):
+                stop_child(self.process)  # what it left behind: an engine of vLLM would keep its memory
             return self.process.poll() is None
         try:
             os.kill(self.process.pid, 0)  # a fork cannot wait for it
@@ -122,6 +124,16 @@ class Server(Served):
         """End the server; it is safe to call this twice."""
         if os.getpid() == self.owner:
             stop_child(self.process)
+
+
+def _has_ended(child: int) -> bool:
+    """Whether a child has ended, of which nobody has taken note; nor is it by this, so its group is still its own."""
+    if sys.platform != "linux":
+        return False
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
 
 
 def start_server(

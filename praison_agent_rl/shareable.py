@@ -25,6 +25,8 @@ def why_not_shareable(model: Any, *, longest: int | None = None) -> str | None:
 
     ``longest`` is the number of tokens that no prompt with its completion exceeds; without it, any length may come.
     """
+    if by := vars(model).get("forward_by"):
+        return f"its forward is {by}'s, which takes no mask with a gap"
     config = model.config.get_text_config()
     if config is not model.config:
         return "it takes more than text"

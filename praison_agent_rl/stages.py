@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from praison_agent_rl.backends import choose_backend, open_backend
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import read_rows
 from praison_agent_rl.errors import PraisonRLError, RewardError, TrainingFailed
@@ -21,6 +22,7 @@ from praison_agent_rl.pair_measuring import measure_reward_model
 from praison_agent_rl.pair_texts import render_pairs
 from praison_agent_rl.parity import check_parity
 from praison_agent_rl.planned_rewards import as_rewards
+from praison_agent_rl.ranks import LOST, Follower, is_first, is_lost_connection, use_own_device
 from praison_agent_rl.recorded_calls import read_calls
 from praison_agent_rl.records import PlannedReward
 from praison_agent_rl.rewards import Reward
@@ -30,8 +32,11 @@ ALL_STAGES = ("measure_base", "train", "merge", "measure_new")
 """In their order; the two that measure are left out where nothing is held out."""
 
 _PROOF_PROMPTS = 4
-_DISK_FULL = ("No space left on device", "PytorchStreamWriter failed writing", "Disk quota exceeded")
-"""How the system, safetensors (os error 28) and torch (inline_container.cc) say that a disk is full."""
+_DISK_FULL = (
+    "No space left on device", "Disk quota exceeded", "PytorchStreamWriter failed writing", "unexpected pos ",
+    "iostream error",
+)  # fmt: skip
+"""How the system, safetensors (os error 28) and torch (inline_container.cc, the last three) say that a disk is full."""
 
 
 class Scorers(NamedTuple):
@@ -56,7 +61,8 @@ def run_stages(
         PraisonRLError: whatever went wrong, in the terms of the user.
     """
     method = _method(run)
-    if "train" in stages and not run.adapter.exists():
+    _open_backend(run, stages)
+    if {"measure_base", "train"} & set(stages) and not run.adapter.exists():
         _check_parity(run)
     for stage in stages:
         run.report_event("stage", stage=stage, method=method)
@@ -65,6 +71,16 @@ def run_stages(
     if "measure_new" in stages and method != "reward":
         judge_run(run)
     run.report_event("done", stages=list(stages))
+
+
+def _open_backend(run: RunFolder, stages: Sequence[str]) -> None:
+    """Import what has to come before trl, transformers and peft, which rewards may import too."""
+    if "train" not in stages or run.adapter.exists():
+        return
+    config = TrainConfig.load(run.plan.config, need_model=False, need_data=False)
+    planned, choice = choose_backend(config, run.plan.device), open_backend(config, run.plan.device)
+    if choice != planned:
+        run.report_event("note", text=f"back end: {choice.name} ({choice.why})")
 
 
 def stages_of(run: RunFolder) -> list[str]:
@@ -160,6 +176,7 @@ def _measure_new(run: RunFolder, scorers: Scorers, resume: bool) -> None:
 
 
 def _train(run: RunFolder, scorers: Scorers, resume: bool) -> None:
+    use_own_device(run.plan.device)
     method = _method(run)
     if method == "grpo":
         from praison_agent_rl.training.grpo import train_grpo
@@ -202,18 +219,25 @@ _STAGES: dict[str, Callable[[RunFolder, Scorers, bool], None]] = {
 
 
 def main() -> None:
-    """What the child process runs; the outcome is an event: ``done`` or ``failed``."""
+    """What the child process runs; the outcome is an event: ``done`` or ``failed``.
+
+    Of several processes that train the first reports; each reports its own failure.
+    """
     folder, *words = sys.argv[1:]
-    run = RunFolder.open(Path(folder))
+    told = RunFolder.open(Path(folder))
+    run = told if is_first() else Follower(told.root)
     try:
         stages, resume = [word for word in words if word in _STAGES], "--resume" in words
+        _open_backend(run, stages)
         run_stages(run, stages, planned_rewards(run), judges=planned_judges(run), resume=resume)
     except PraisonRLError as error:
-        _end(run, error, type(error).__name__, str(error))
+        _end(told, error, type(error).__name__, str(error))
     except BaseException as error:  # noqa: BLE001 - this process ends here, whatever it was
         with contextlib.suppress(OSError):
             traceback.print_exc()
-        _end(run, error, "TrainingFailed", f"{type(error).__name__}: {error}")
+        if is_lost_connection(error):  # to a process that says itself why it ended, or of which its launcher does
+            sys.exit(LOST)
+        _end(told, error, "TrainingFailed", f"{type(error).__name__}: {error}")
 
 
 def _end(run: RunFolder, error: BaseException, kind: str, message: str) -> NoReturn:

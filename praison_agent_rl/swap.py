@@ -195,6 +195,7 @@ def fresh_copy(agent: Any, *, judged: bool = False) -> Any:
             state[name] = None
     for name in ("_rl_canary", "_rl_attachment"):
         state.pop(name, None)
+    state["_closed"] = True  # so that its end gives back nothing that the original holds: approvals, files
     guardrail = state["_guardrail_fn"]
     if judged:
         return twin

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import config_keys as keys
 
@@ -54,21 +54,37 @@ def _common(config: TrainConfig, fields: Collection[str], device: str) -> dict[s
         "max_steps": config.max_steps or -1,
         "use_cpu": on_cpu,
         "fp16": fp16,
-        "bf16": on_cuda and not fp16 if config.bf16 is None else config.bf16,
+        "bf16": (on_cuda or needs_bfloat16(config)) and not fp16 if config.bf16 is None else config.bf16,
         # TRL's default True costs a fifth of the speed, and memory is not what a CPU lacks
-        "gradient_checkpointing": on_cuda if config.gradient_checkpointing is None else config.gradient_checkpointing,
+        "gradient_checkpointing": bool(checkpointing(config, "cpu" if on_cpu else device)),
         # the filter shows the last good loss in place of NaN, and so hides a diverged run
         "logging_nan_inf_filter": False,
     }
 
 
-def of_lora(config: TrainConfig) -> dict[str, Any]:
-    """Keyword arguments for ``peft.LoraConfig``."""
+def needs_bfloat16(config: TrainConfig) -> bool:
+    """Whether a step fails without autocast: TRL makes what is trained beside rounded weights bfloat16.
+
+    An adapter converts what it is given, and a score head does not (trl/trainer/reward_trainer.py, peft#2889).
+    """
+    return config.method == "reward" and (config.load_in_4bit or config.load_in_8bit)
+
+
+def checkpointing(config: TrainConfig, device: str) -> bool | Literal["unsloth"]:
+    """Whether activations are computed twice; ``unsloth`` is that back end's own way, and for others just true."""
+    given = config.gradient_checkpointing
+    return device.startswith("cuda") if given is None else given
+
+
+def of_lora(config: TrainConfig, *, layers: int | None = None) -> dict[str, Any]:
+    """Keyword arguments for ``peft.LoraConfig`` on a model of so many ``layers``, by which the last are counted."""
     same = (
         "lora_alpha lora_dropout use_rslora use_dora modules_to_save rank_pattern alpha_pattern "
         "layers_to_transform layers_pattern target_parameters init_lora_weights"
     )
     arguments = {name: getattr(config, name) for name in same.split() if getattr(config, name) is not None}
+    if config.finetune_last_n_layers is not None and layers is not None:
+        arguments["layers_to_transform"] = [*range(max(0, layers - config.finetune_last_n_layers), layers)]
     return {
         "r": config.lora_r,
         "bias": config.lora_bias,

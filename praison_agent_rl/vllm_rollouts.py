@@ -21,6 +21,7 @@ from praison_agent_rl.at_once import call_at_once
 from praison_agent_rl.child import last_lines
 from praison_agent_rl.endpoints import keep_loopback_off_proxies, list_models
 from praison_agent_rl.errors import ConfigError, ServerFailed
+from praison_agent_rl.process_settings import best_device
 from praison_agent_rl.rollouts import Sampled, Sampling
 from praison_agent_rl.serving import LOG
 from praison_agent_rl.vllm_adapters import save_servable
@@ -85,6 +86,7 @@ class VllmSampler:
         self._patience = patience
         self._tell = tell
         self._offered: tuple[int, str] | None = None
+        self._taken: tuple[int, str] | None = None  # what another process offered
         self._processed: bool | None = None
 
     def __enter__(self) -> "VllmSampler":
@@ -152,6 +154,15 @@ class VllmSampler:
         self._take_out(former)
         return name
 
+    def take(self, step: int, name: str) -> None:
+        """Sample from the policy of ``step`` that another process offered to the same server as ``name``."""
+        self._taken = step, name
+
+    def has(self, step: int) -> bool:
+        """Whether the policy of ``step`` is what is sampled from."""
+        policy = self._offered or self._taken
+        return policy is not None and policy[0] == step
+
     def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Sampled:
         """One completion of the offered policy for each prompt, given as token ids; equal ones in a row are a group.
 
@@ -163,11 +174,12 @@ class VllmSampler:
         Raises:
             ServerFailed: the server is gone, refused, or answered with something else than was asked for.
         """
-        if self._offered is None:
+        policy = self._offered or self._taken
+        if policy is None:
             raise ServerFailed("no policy was offered to the vLLM server yet; call offer before sample")
         if not prompts:
             return Sampled([], [])
-        name = self._offered[1]
+        name = policy[1]
         before, self.note = self.note, self._why_unknown(name, list(prompts[0]), sampling)
         if self.note and self.note != before:
             self._tell(self.note)
@@ -350,6 +362,9 @@ def start_sampling_server(base: str, *, rank: int, longest: int, options: Sequen
         ServerFailed: it did not come up.
     """
     own = ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--max-model-len", str(longest)]
+    if best_device() == "cpu":
+        # on a CPU vLLM 0.32 dies of a prompt that is computed in parts and has a seed (gpu_model_runner.py: set_offset)
+        own.append("--no-enable-chunked-prefill")
     return start_vllm_server(base, max_rank=rank, options=[*own, *options])
 
 

@@ -12,16 +12,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from praison_agent_rl.child import last_lines, start_child
-from praison_agent_rl.errors import MissingExtra, ServerFailed
+from praison_agent_rl.errors import MissingExtra, ServerFailed, VersionError
 from praison_agent_rl.serving import LOG, Served, Server, ServerAddress, bring_up, free_port, new_home
+from praison_agent_rl.vllm_adapters import why_not_servable
+from praison_agent_rl.vllm_calls import Refused, ask
 
 EXECUTABLE = "PRAISON_AGENT_RL_VLLM"
 """Variable of the environment that says where the command ``vllm`` is, if it is not on the path."""
@@ -59,15 +59,10 @@ class VllmServer(Server):
         self._post("unload_lora_adapter", {"lora_name": name})
 
     def _post(self, what: str, body: dict[str, str]) -> None:
-        request = urllib.request.Request(f"{self.url}/{what}", json.dumps(body).encode(), method="POST")
-        request.add_header("Content-Type", "application/json")
-        request.add_header("Authorization", f"Bearer {self.api_key}")
         try:
-            with urllib.request.urlopen(request, timeout=300):
-                return
-        except urllib.error.HTTPError as error:
-            said = error.read().decode(errors="replace")[:500]
-            raise ServerFailed(f"vLLM answered {what} {body} with {error.code}: {said}") from error
+            ask(f"{self.url}/{what}", body, api_key=self.api_key, timeout=300.0)
+        except Refused as refusal:
+            raise ServerFailed(f"vLLM answered {what} {body} with {refusal.status}: {refusal.said}") from refusal
         except OSError as error:
             log = last_lines(self.home / LOG)
             raise ServerFailed(f"vLLM did not answer {what} {body}: {error}; the end of its log:\n{log}") from error
@@ -152,11 +147,27 @@ def fitting_rank(rank: int) -> int:
 
 def rank_of(adapter: Path) -> int:
     """The largest rank in an adapter; raises ServerFailed where its configuration cannot be read."""
+    config = _config_of(adapter)
     try:
-        config: dict[str, Any] = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
         return max([int(config["r"]), *(int(rank) for rank in (config.get("rank_pattern") or {}).values())])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ServerFailed(f"{str(adapter)!r} is no adapter that can be served: {error!r}") from error
+
+
+def check_servable(adapter: Path) -> None:
+    """Raise VersionError for an adapter that vLLM would not serve as PEFT means it."""
+    if reason := why_not_servable(_config_of(adapter)):
+        raise VersionError(f"{str(adapter)!r} cannot be served: {reason}; serve merged weights: backend transformers")
+
+
+def _config_of(adapter: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ServerFailed(f"{str(adapter)!r} is no adapter that can be served: {error!r}") from error
+    if not isinstance(config, dict):
+        raise ServerFailed(f"{str(adapter)!r} is no adapter that can be served: its configuration is {config!r}")
+    return config
 
 
 def main() -> None:

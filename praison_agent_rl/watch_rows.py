@@ -30,7 +30,7 @@ def put_aside(train: list[Row], config: TrainConfig) -> tuple[list[Row], list[Ro
             "ask for less or give more prompts"
         )
     rest, aside = split_rows(train, wanted, seed=config.held_out_seed)
-    if config.watch_prompts is None and len(rest) < config.prompts_per_batch:
+    if config.watch_prompts is None and len(rest) < config.prompts_at_once:
         return train, [], []
     text = f"{_distinct(aside)} of {prompts} training prompts are put aside to watch with (watch_prompts)"
     return rest, aside, [f"{text}; they choose the checkpoint that is kept, and are not trained on"] if aside else []

@@ -4,7 +4,8 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from praison_agent_rl.agent_rollouts.endpoint import RolloutEndpoint
@@ -33,6 +34,9 @@ class AgentAsker:
     """For each answer, tools included."""
     trained: Collection[str] | None = None
     """Names of the agents whose answers are trained; None for all that ask here."""
+    tell: Callable[[str], None] = lambda _: None
+    """Is told, once, what agents ask for that is not done."""
+    _told: set[str] = field(default_factory=set, init=False)
 
     def ask(
         self, rows: Sequence[Mapping[str, Any]], draw: Draw, sampling: Sampling, *, ended: Ended = lambda done, of: None
@@ -51,7 +55,24 @@ class AgentAsker:
             )
             for row in rows
         ]
-        return self.endpoint.run(jobs, draw, sampling, on_end=ended)
+        rollouts = self.endpoint.run(jobs, draw, sampling, on_end=ended)
+        for wish in {wish for rollout in rollouts for wish in _wishes(rollout)} - self._told:
+            self._told.add(wish)
+            self.tell(
+                f"the agent asks for {wish}: it is not forced upon what the policy says, and neither is it by "
+                "transformers serve; a server that forces it (vLLM) answers otherwise than the policy is trained"
+            )
+        return rollouts
+
+
+def _wishes(rollout: Rollout) -> Iterator[str]:
+    """What calls wanted of the form of an answer, beyond messages and tools."""
+    for asked in rollout.calls:
+        form, choice = (asked.call.settings.get(name) for name in ("response_format", "tool_choice"))
+        if form:
+            yield f"response_format {form.get('type') if isinstance(form, dict) else form}"
+        if choice not in (None, "auto", "none"):
+            yield f"tool_choice {choice!r}"
 
 
 @contextlib.contextmanager
@@ -75,4 +96,10 @@ def agent_asker(run: RunFolder, config: TrainConfig, tokenizer: Any) -> Iterator
     words, key = ToolWords(tokenizer), os.environ.get(KEY) or None
     with RolloutEndpoint(words, key=key, room=room, at_most=config.max_completion_length) as endpoint:
         run.report_event("rollouts", address=endpoint.address)
-        yield AgentAsker(endpoint, run.plan.agent or "agent", config.rollout_timeout, config.train_agents)
+        name, seconds = run.plan.agent or "agent", config.rollout_timeout
+        tell = partial(_noted, run)
+        yield AgentAsker(endpoint, name, seconds, config.train_agents, tell)
+
+
+def _noted(run: RunFolder, text: str) -> None:
+    run.report_event("note", text=text)

@@ -92,6 +92,11 @@ _REFUSED: tuple[tuple[str, Callable[[dict[str, Any]], Any], str], ...] = (
         "copies would share one store and read each other's tool results",
     ),
     (
+        "chat",
+        lambda state: "chat" in state,
+        "it was set on this object, and its copies would ask the original; override it in a class",
+    ),
+    (
         "context",
         lambda state: hasattr(state.get("_context_param"), "process"),
         "it is a manager that holds the conversation; give its configuration",
@@ -100,8 +105,8 @@ _REFUSED: tuple[tuple[str, Callable[[dict[str, Any]], Any], str], ...] = (
 """What no copy can have to itself: the argument of Agent, when it is so, and why not."""
 
 
-Tools = Mapping[str, Callable[..., Any]] | Callable[[Any], list[Any]]
-"""What runs in the place of an agent's tools: callables by name, or a function from a list of tools to another."""
+Tools = Mapping[str, Callable[..., Any]] | Callable[[Any], Any]
+"""What runs in the place of an agent's tools: callables by name, or a function from an agent's tools to others."""
 
 
 @dataclass(frozen=True)
@@ -275,12 +280,18 @@ def _isolated(agent: Any) -> Any:
     state = vars(twin)
     _unshare(state)
     state.update({name: value for name, value in BLANK.items() if name in state})
+    state["_guardrail_retry_delay"] = _no_delay
     for name in ("execution", "_execution_config"):
         if getattr(state.get(name), "durable", False):
             state[name] = copy.copy(state[name])
             state[name].durable = False  # its journal is for resuming what production was doing
     state[UNRECORDED] = True
     return twin
+
+
+def _no_delay(_: int) -> float:
+    """Seconds before an answer that a guardrail refused is asked for again; production waits, to spare its server."""
+    return 0.0
 
 
 def _unshare(state: dict[str, Any]) -> None:

@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from pydantic import BaseModel
+
 from praison_agent_rl.agent_rollouts.copies import (
     RolloutPlace,
     Tools,
@@ -156,8 +158,8 @@ class _Attempt:
                 said = twin.chat(self._job.prompt)
             finally:
                 end_rollout(twin, self._place)
-        if said is not None:
-            return str(said), None
+        if said is not None:  # of structured output the framework gives an object
+            return said.model_dump_json() if isinstance(said, BaseModel) else str(said), None
         why = _last_panel(silence.said)
         return None, f"the agent gave no answer: {why}" if why else "the agent gave no answer"
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from praison_agent_rl.agent_rollouts.structured import WANTED
 from praison_agent_rl.run_views import text_in
 
 Row = dict[str, Any]
@@ -22,8 +23,9 @@ class Asked(NamedTuple):
 def rows_to_ask(rows: Sequence[Row]) -> Asked:
     """The rows with text as their prompt and with what was said before it as their history.
 
-    System messages are left out, since the agent sends its own. The framework sends a user's turn twice on one of its
-    two ways (``facts/praisonaiagents.md``), so two equal ones at the end are one.
+    System messages are left out, since the agent sends its own, and so is what the framework puts behind a prompt that
+    asks for structured output. It sends a user's turn twice on one of its two ways (``facts/praisonaiagents.md``), so
+    two equal ones at the end are one.
     """
     asked = [_asked(row) for row in rows]
     found = [row for row in asked if row is not None]
@@ -36,7 +38,7 @@ def _asked(row: Row) -> Row | None:
     said = [message for message in row["prompt"] if message.get("role") not in ("system", "developer")]
     if not said or said[-1].get("role") != "user":
         return None
-    text = text_in(said.pop().get("content"))
+    text = text_in(said.pop().get("content")).removesuffix(WANTED)
     while said and said[-1].get("role") == "user" and text_in(said[-1].get("content")) == text:
         said.pop()
     return {**row, "prompt": text, **({HISTORY: said} if said else {})}

@@ -49,13 +49,16 @@ class StandIn:
         return f"StandIn({self.name!r})"
 
 
-def with_tools(tools: Any, callables: Mapping[str, Any]) -> list[Any]:
+def with_tools(tools: Any, callables: Mapping[str, Any]) -> Any:
     """An agent's list of tools in which each one that is named in ``callables`` is replaced by what is given there.
 
     An MCP object of which any tool is replaced is taken out and its tools stand there one by one: the framework would
-    let the model call every tool that the server has.
+    let the model call every tool that the server has. One that is all that an agent has for tools, and of which none is
+    replaced, stays so: in a list the framework would describe its tools otherwise.
     """
     bare = is_container(tools)
+    if bare and not _names_in(tools) & callables.keys():
+        return tools
     placed: list[Any] = []
     for item in [tools] if bare else tools or []:
         if isinstance(item, list | tuple):
@@ -69,8 +72,7 @@ def with_tools(tools: Any, callables: Mapping[str, Any]) -> list[Any]:
 
 
 def _opened(container: Any, callables: Mapping[str, Any], bare: bool) -> list[Any]:
-    names = {part.__name__ for part in container} | {schema["function"]["name"] for schema in sent_by(container)}
-    if not names & callables.keys():
+    if not _names_in(container) & callables.keys():
         return [container]
     if bare:
         return [callables.get(part.__name__, part) for part in container]
@@ -83,3 +85,7 @@ def _opened(container: Any, callables: Mapping[str, Any], bare: bool) -> list[An
         elif kept is not None:
             placed.append(StandIn(kept, part))
     return placed
+
+
+def _names_in(container: Any) -> set[str]:
+    return {part.__name__ for part in container} | {schema["function"]["name"] for schema in sent_by(container)}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from praison_agent_rl.agent_rollouts.answers import Answered
+from praison_agent_rl.agent_rollouts.tool_answers import meant, told_absent
 from praison_agent_rl.agent_rollouts.tool_texts import ToolWords
 from praison_agent_rl.answering import Engine, Progress, RawAnswer, complete, sampling_of
 from praison_agent_rl.data import as_messages
@@ -131,14 +132,15 @@ def _hear(talk: _Talk, ids: list[int], words: ToolWords, *, last: bool) -> None:
 
 
 def _result(call: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-    """What a tool gives, as TRL tells it; a failure is told the model too."""
+    """What a tool gives; a failure is told the model too, as TRL tells it."""
     function = call.get("function") or {}
     name = str(function.get("name"))
+    known = meant(name, functions.keys())
+    if known is None:
+        return {"role": "tool", "name": name, "content": told_absent(name, functions)}
     try:
-        if name not in functions:
-            raise ValueError(f"Tool {name} not found.")
         arguments = function.get("arguments") or {}
-        result = settled(functions[name](**(json.loads(arguments) if isinstance(arguments, str) else arguments)))
+        result = settled(functions[known](**(json.loads(arguments) if isinstance(arguments, str) else arguments)))
     except Exception as error:  # noqa: BLE001 - a tool is a user's code, and the model may call it wrongly
         result = {"error": str(error)}
     return {"role": "tool", "name": name, "content": str(result)}

@@ -1,26 +1,30 @@
 """The tools that a configuration names for ``rollout: tools``, as TRL's loop and ours take them."""
 
+import contextlib
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from praison_agent_rl.agent_rollouts.agent_tools import is_container
+from praison_agent_rl.agent_rollouts.tool_answers import acting_in_time, in_time
 from praison_agent_rl.agent_rollouts.tool_loop import Boxes, Toolbox
 from praison_agent_rl.agent_rollouts.trl_tools import check_trl_tools, trl_tools
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.environments import check_environment, methods_that_act, resolve_environment
 from praison_agent_rl.errors import ConfigError
-from praison_agent_rl.reward_names import collect, find
+from praison_agent_rl.reward_names import collect, find, importing_from
 
 Tool = Callable[..., Any]
 
 
 def tools_of(config: TrainConfig) -> list[Tool]:
-    """The functions that ``tools`` names, in the form that TRL takes.
+    """The functions that ``tools`` names, in the form that TRL takes; a call may take ``rollout_timeout`` seconds.
 
     Raises:
         ConfigError: one cannot be found, or would be rejected by TRL; all of them at once.
     """
     names = [config.tools] if isinstance(config.tools, str) else list(config.tools or [])
-    found, failures = collect(find, names)
+    found, failures = collect(_found, names)
     problems = [text.replace("reward function", "tool") for text in failures]
     tools = trl_tools(found)
     try:
@@ -29,11 +33,21 @@ def tools_of(config: TrainConfig) -> list[Tool]:
         problems.append(str(rejected))
     if problems:
         raise ConfigError("\n".join(problems))
-    return tools
+    return [in_time(tool, config.rollout_timeout) for tool in tools]
+
+
+def _found(spec: str) -> Any:
+    """The function that ``module:function`` names, or an object of the framework's that has tools, as its MCP does."""
+    module, _, name = (part.strip() for part in spec.partition(":"))
+    with importing_from(None), contextlib.suppress(Exception, SystemExit):  # `find` says what is wrong
+        known = getattr(importlib.import_module(module), name, None)
+        if is_container(known):
+            return known
+    return find(spec)
 
 
 def environment_of(config: TrainConfig) -> type | None:
-    """The class that ``environment`` names.
+    """The class that ``environment`` names; what is done in it may take ``rollout_timeout`` seconds.
 
     Raises:
         ConfigError: it cannot be found, or is no environment; all reasons at once.
@@ -43,7 +57,7 @@ def environment_of(config: TrainConfig) -> type | None:
     found = resolve_environment(config.environment)
     if problems := check_environment(found):
         raise ConfigError("\n".join(problems))
-    return found
+    return acting_in_time(found, config.rollout_timeout)
 
 
 def boxes_of(config: TrainConfig) -> Boxes:

@@ -59,7 +59,7 @@ class ToolPlan:
         """What is put in the place of each tool that does not just run, by the tool's name."""
         return {planned.tool.name: standing for planned in self.tools if (standing := stand_in(planned)) is not None}
 
-    def in_place(self, tools: Any) -> list[Any]:
+    def in_place(self, tools: Any) -> Any:
         """An agent's list of tools as a copy of it is to have it."""
         return with_tools(tools, self.callables())
 

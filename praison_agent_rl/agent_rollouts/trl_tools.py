@@ -10,7 +10,7 @@ from operator import or_
 from typing import Any, Literal, Optional
 
 from praison_agent_rl.agent_rollouts.agent_tools import AgentTool, own_tool, own_tools
-from praison_agent_rl.agent_rollouts.replays import text_told
+from praison_agent_rl.agent_rollouts.tool_answers import told_result
 from praison_agent_rl.agent_rollouts.tools import PlannedTool, ToolPlan, plan_tools, stand_in
 from praison_agent_rl.errors import ConfigError
 from praison_agent_rl.reward_names import short
@@ -31,9 +31,8 @@ def trl_tools(tools: Any, *, plan: ToolPlan | None = None) -> list[Tool]:
     """The tools of an agent, or given ones, as TRL takes them; what they return is text.
 
     Of an agent each tool is what its ``plan`` says: itself, or what answers in its place; without a plan only tools
-    that are marked pure run. Given callables are taken as they are; framework and MCP tools among them are wrapped and
-    would run. The text is the one that the framework would tell the model. `check_trl_tools` says whether TRL accepts
-    them.
+    that are marked pure run. Given ones would run: functions as they describe themselves, others by their schemas. The
+    text is the one that the framework would tell the model. `check_trl_tools` says whether TRL accepts them.
 
     Raises:
         ConfigError: tools that cannot be described to TRL, or that hand over to another agent; all at once.
@@ -148,11 +147,9 @@ def _listed(tools: Any) -> list[Any]:
 
 
 def _as_given(tool: Any) -> list[Any]:
-    """A given tool: itself if it is a function or nothing that is known, else what it is made of, to be wrapped."""
+    """What a given tool is made of, to be wrapped; itself if it is nothing that is known."""
     made = own_tool(tool)
-    if all(one.kind in ("function", "method") for one in made):
-        return [tool]
-    return [PlannedTool(one, "runs", "given") for one in made]
+    return [PlannedTool(one, "runs", "given") for one in made] or [tool]
 
 
 def _unfit(planned: PlannedTool) -> list[str]:
@@ -178,20 +175,18 @@ def _as_function(planned: PlannedTool) -> Tool:
     """A function that TRL calls: the user's own description if it is a function, else one made of the schema."""
     tool, answer = planned.tool, stand_in(planned) or planned.tool.callable
     assert answer is not None  # `_unfit` has seen to it
-    is_async = tool.is_async and planned.how == "runs"
-    if _fits_as_it_is(planned):
-        return wraps(tool.tool)(_telling(answer, is_async))
-    return described_function(tool, _telling(answer, is_async))
+    telling = _telling(answer, tool.name, is_async=tool.is_async and planned.how == "runs")
+    return wraps(tool.tool)(telling) if _fits_as_it_is(planned) else described_function(tool, telling)
 
 
-def _telling(answer: Tool, is_async: bool) -> Tool:
-    """Calls ``answer`` and returns the text; what it raises is TRL's to catch."""
+def _telling(answer: Tool, name: str, *, is_async: bool) -> Tool:
+    """Calls ``answer`` and returns what the framework tells of its result; what it raises is TRL's to catch."""
 
-    async def tell_later(**arguments: Any) -> str:
-        return text_told(await answer(**arguments))
+    async def tell_later(*given: Any, **arguments: Any) -> str:
+        return told_result(name, await answer(*given, **arguments))
 
-    def tell(**arguments: Any) -> str:
-        return text_told(answer(**arguments))
+    def tell(*given: Any, **arguments: Any) -> str:
+        return told_result(name, answer(*given, **arguments))
 
     return tell_later if is_async else tell
 

@@ -1,11 +1,12 @@
 """What training leaves behind: an adapter whose tensors are sound, published as a whole or not at all."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from praison_agent_rl.errors import ModelError, TrainingFailed
+from praison_agent_rl.ranks import is_first
 from praison_agent_rl.runs import RunFolder, publish_folder
 
 _FILES = ("adapter_model.safetensors", "adapter_config.json")
@@ -13,8 +14,14 @@ _FILES = ("adapter_model.safetensors", "adapter_config.json")
 
 def check_weights(trainer: Any) -> None:
     """Raise TrainingFailed if a trained tensor holds NaN or infinity."""
-    trained = ((name, p) for name, p in trainer.model.named_parameters() if p.requires_grad)
-    check_tensors(trained, trainer.args.learning_rate)
+    check_tensors(trained_parts(trainer), trainer.args.learning_rate)
+
+
+def trained_parts(trainer: Any) -> Iterator[tuple[str, Any]]:
+    """What this process holds of each tensor that is trained, by name."""
+    for name, parameter in trainer.model.named_parameters():
+        if parameter.requires_grad:
+            yield name, parameter.to_local() if trainer.is_fsdp_enabled else parameter
 
 
 def check_tensors(trained: Iterable[tuple[str, Any]], learning_rate: float) -> None:
@@ -28,18 +35,23 @@ def check_tensors(trained: Iterable[tuple[str, Any]], learning_rate: float) -> N
 
 
 def save_adapter(trainer: Any, tokenizer: Any, run: RunFolder) -> None:
-    """Publish the adapter as it is in memory; raises ModelError if none was written."""
-    if not trainer.accelerator.is_main_process:
-        return
-    temporary = _fresh(run)
+    """Publish the adapter as it is in memory; raises ModelError if none was written.
+
+    All processes call this, since each may hold a part of the weights; the first one writes.
+    """
+    temporary = _fresh(run) if is_first() else _temporary(run)
     trainer.save_model(str(temporary))
+    if not is_first():
+        return
     if not (temporary / _FILES[0]).exists():
         raise ModelError(f"training ended but left no adapter in {str(temporary)!r}")
     _publish(temporary, tokenizer, run)
 
 
 def publish_adapter(checkpoint: Path, tokenizer: Any, run: RunFolder) -> None:
-    """Publish the adapter that a checkpoint holds."""
+    """Publish the adapter that a checkpoint holds; the first process does."""
+    if not is_first():
+        return
     temporary = _fresh(run)
     temporary.mkdir()
     for name in _FILES:
@@ -48,9 +60,12 @@ def publish_adapter(checkpoint: Path, tokenizer: Any, run: RunFolder) -> None:
 
 
 def _fresh(run: RunFolder) -> Path:
-    temporary = Path(f"{run.adapter}.part")
-    shutil.rmtree(temporary, ignore_errors=True)
-    return temporary
+    shutil.rmtree(_temporary(run), ignore_errors=True)
+    return _temporary(run)
+
+
+def _temporary(run: RunFolder) -> Path:
+    return Path(f"{run.adapter}.part")
 
 
 def _publish(temporary: Path, tokenizer: Any, run: RunFolder) -> None:

@@ -3,14 +3,13 @@
 import contextlib
 import json
 import math
-import os
 import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.runs import RunFolder, publish_folder
 
 _RECORD = "watched.json"
 
@@ -51,14 +50,15 @@ def keep(run: RunFolder, trainer: Any, event: dict[str, Any]) -> None:
 
     A process that is killed on the way leaves the one before, or both.
     """
-    temporary = run.best / ".part"
+    temporary, final = run.best / ".part", run.best / f"step-{event['step']}"
     shutil.rmtree(temporary, ignore_errors=True)
-    trainer.save_model(str(temporary))
-    record = {name: event[name] for name in ("step", "gain", "totals")}
-    (temporary / _RECORD).write_text(json.dumps(record), encoding="utf-8")
-    final = run.best / f"step-{event['step']}"
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(temporary, final)
+    try:
+        trainer.save_model(str(temporary))
+        record = {name: event[name] for name in ("step", "gain", "totals")}
+        (temporary / _RECORD).write_text(json.dumps(record), encoding="utf-8")
+        publish_folder(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk it is room that is missing
     for other in run.best.glob("step-*"):
         if other != final:
             shutil.rmtree(other, ignore_errors=True)

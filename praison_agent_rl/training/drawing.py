@@ -11,8 +11,10 @@ import torch
 from praison_agent_rl.decoding.loop import draw
 from praison_agent_rl.decoding.probe import why_not_drawable
 from praison_agent_rl.decoding.weights import Precision, SamplingModel
+from praison_agent_rl.ranks import is_first
 from praison_agent_rl.rollouts import Draw, Sampled, Sampling, declared_settings
 from praison_agent_rl.training.skipping import Scores, SkippingTrainer
+from praison_agent_rl.training.together import agreed
 from praison_agent_rl.vllm_rollouts import VllmSampler
 
 SAMPLERS: dict[str, Precision] = {"auto": "own", "exact": "own", "bfloat16": "bfloat16", "int8": "int8"}
@@ -73,11 +75,17 @@ class DrawingTrainer(SkippingTrainer):
     def _offered(self, server: VllmSampler) -> Draw:
         """Draws completions of the policy as it is now by a server, which gets it as an adapter first.
 
+        Of several processes the first one gives it, and all draw from it under its name.
+
         Raises:
             ServerFailed: the server is gone, refused, or answered with something else than was asked for.
         """
-        adapted = self.accelerator.unwrap_model(self.model)
-        server.offer(self.state.global_step, lambda folder: adapted.save_pretrained(folder))
+        adapted, step = self.accelerator.unwrap_model(self.model), self.state.global_step
+        if not server.has(step):  # so once after each update, in all processes
+            name = server.offer(step, lambda folder: adapted.save_pretrained(folder)) if is_first() else ""
+            name = agreed(name)
+            if not is_first():
+                server.take(step, name)
 
         def served(prompts: list[list[int]], sampling: Sampling) -> Sampled:
             seed = int(torch.randint(_SEEDS, ()))  # of torch's random numbers, which a checkpoint keeps

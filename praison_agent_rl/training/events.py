@@ -1,7 +1,7 @@
 """Write what each training step measured into the run's events, for whoever watches and for the report."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from transformers import TrainerCallback
 
 from praison_agent_rl.reward_calls import told_of
 from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.training.adapters import trained_parts
 from praison_agent_rl.training.sampling import Signals
 
 _SHOWN = ("reward", "reward_std", "kl", "entropy", "grad_norm", "loss", "learning_rate", "frac_reward_zero_std")
@@ -40,6 +41,14 @@ class EventWriter(TrainerCallback):  # type: ignore[misc]  # transformers is not
         self._clipped: list[float] = []
         self._broken: set[str] = set()
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Called by transformers before the first step; a resumed run hears again what belongs to its next event."""
+        for logs in state.log_history:
+            if "loss" in logs:
+                self._hear(logs)
+                if "reward" in logs:
+                    self._clipped, self._broken = [], set()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Called by transformers after each update; a run that is resumed reads here what its checkpoint has seen."""
         control.should_log = control.should_log or control.should_save
@@ -50,10 +59,8 @@ class EventWriter(TrainerCallback):  # type: ignore[misc]  # transformers is not
         """Called by transformers after each logged step."""
         if "loss" not in logs:
             return
-        # an update with answers of an earlier step has these and no rewards; they belong to the next event
-        self._clipped += [value for name in _CLIPPED if (value := as_number(logs.get(name))) is not None]
-        self._broken |= {name for name in _MAY_BREAK if logs.get(name) is not None and as_number(logs[name]) is None}
-        if not _are_finite(self._trainer.model):
+        self._hear(logs)
+        if not _are_finite([part for _, part in trained_parts(self._trainer)]):
             self._broken.add("weights")
         if "reward" not in logs and "weights" not in self._broken:
             return
@@ -63,6 +70,11 @@ class EventWriter(TrainerCallback):  # type: ignore[misc]  # transformers is not
             self._run.report_event("step", **event, signal=self._signals.take())
         if self._on_step:
             self._on_step({"event": "step", **event}, control)
+
+    def _hear(self, logs: dict[str, Any]) -> None:
+        """An update with answers of an earlier step has these and no rewards; they belong to the next event."""
+        self._clipped += [value for name in _CLIPPED if (value := as_number(logs.get(name))) is not None]
+        self._broken |= {name for name in _MAY_BREAK if logs.get(name) is not None and as_number(logs[name]) is None}
 
     def _metrics(self, logs: dict[str, Any]) -> dict[str, Any]:
         names = self._trainer.reward_func_names
@@ -80,9 +92,9 @@ class EventWriter(TrainerCallback):  # type: ignore[misc]  # transformers is not
         return found | (self._trainer.measured() if self._on_step else {})
 
 
-def _are_finite(model: Any) -> bool:
+def _are_finite(trained: Sequence[torch.Tensor]) -> bool:
     """Whether no trained tensor holds NaN or infinity."""
-    checks = [parameter.isfinite().all() for parameter in model.parameters() if parameter.requires_grad]
+    checks = [tensor.isfinite().all() for tensor in trained]
     return bool(torch.stack([check.to(checks[0].device) for check in checks]).all()) if checks else True
 
 

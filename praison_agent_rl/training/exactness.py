@@ -31,8 +31,6 @@ def why_not_shared(trainer: Any, policy: Any, *, longest: int | None) -> str | N
     """
     if moved := why_not_by_names(trainer):
         return moved
-    if trainer.accelerator.num_processes > 1:
-        return "gradients of several processes are gathered through the model's own forward"
     if trainer.accelerator.distributed_type not in _PLAIN:  # ZeRO-3 and FSDP hold each weight in pieces
         return f"weights are gathered through the model's own forward ({trainer.accelerator.distributed_type.value})"
     if any(vars(trainer.args).get(name) for name in _CHECKPOINTING):

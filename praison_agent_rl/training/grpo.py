@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig
 from safetensors.torch import load_file
 from trl import GRPOConfig
 
@@ -19,23 +18,28 @@ from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row, to_dataset
 from praison_agent_rl.diagnosis import Symptom
 from praison_agent_rl.errors import ModelError, ServerFailed, TrainingFailed
+from praison_agent_rl.launchers import loading_device
 from praison_agent_rl.measuring import rows_as_asked
-from praison_agent_rl.models import load_model, load_tokenizer, plain_weights
+from praison_agent_rl.models import load_tokenizer, plain_weights
 from praison_agent_rl.preflight import check_adapter_targets
+from praison_agent_rl.ranks import is_first
 from praison_agent_rl.recorded_calls import read_calls
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.training.adapters import check_tensors, check_weights, publish_adapter, save_adapter
 from praison_agent_rl.training.agent_rollouts import Manner
-from praison_agent_rl.training.checkpoints import is_last, newest_whole_checkpoint, step_of
+from praison_agent_rl.training.checkpoints import checkpoint_of, is_last, step_of
 from praison_agent_rl.training.drawing import SAMPLERS
 from praison_agent_rl.training.events import EventWriter
 from praison_agent_rl.training.last_samples import keep_samples
+from praison_agent_rl.training.policies import Policy, load_policy
 from praison_agent_rl.training.policy_server import LastStep, policy_server
 from praison_agent_rl.training.policy_trainer import PolicyTrainer as PolicyTrainer
 from praison_agent_rl.training.prompt_lengths import short_enough
 from praison_agent_rl.training.sampling import signals_of, tell_signals
+from praison_agent_rl.training.saving import SavingTrainer
 from praison_agent_rl.training.scoring import caller_of, tell_rewards
+from praison_agent_rl.training.together import agreed
 from praison_agent_rl.training.trl_names import told
 from praison_agent_rl.training.warm_start import examples_of, warm_start, with_adapter
 from praison_agent_rl.training.watching import (
@@ -46,6 +50,15 @@ from praison_agent_rl.training.watching import (
     outlived_by_best,
     stopped_at,
 )
+
+
+class SavingPolicyTrainer(SavingTrainer, PolicyTrainer):
+    """The trainer of a run, whose checkpoints lie between two generations."""
+
+    def is_exact_here(self) -> bool:
+        """Whether no rollout is still to be used, since these are not saved; a pass over the prompts ends so, too."""
+        used: int = self._step % (self.args.steps_per_generation * self.num_iterations)
+        return used == 0
 
 
 def train_grpo(
@@ -66,7 +79,7 @@ def train_grpo(
         ConfigError: too few prompts for one generation batch.
         ModelError: the model cannot be loaded, or not be trained as configured.
         TrainingFailed: no step was made, no step had a signal, weights became NaN, the policy collapsed before anything
-            was learned, the memory ran out, or a reward failed on too many answers.
+            was learned, the memory ran out, a reward failed on too many answers, or the run was asked to end.
     """
     plan = run.plan
     config = TrainConfig.load(plan.config, need_model=False, need_data=False)
@@ -74,7 +87,7 @@ def train_grpo(
     tokenizer = load_tokenizer(source, config)
     if config.rollout == "tools":
         keep_response_template(tokenizer)  # else TRL takes the chat templates that it knows, and no other
-    checkpoint = _checkpoint_of(run) if resume else None
+    checkpoint = checkpoint_of(run) if resume else None
     if checkpoint and (is_last(checkpoint, config.max_steps) or stopped_at(run, step_of(checkpoint))):
         _finish_from(checkpoint, tokenizer, run, config)
         return
@@ -83,13 +96,15 @@ def train_grpo(
         policy_server(run, config, source) as server,
         agent_asker(run, config, tokenizer) as asker,
     ):
-        kept, model = _prepared(run, rows, tokenizer, config)
-        model, adapter = _started(run, model, tokenizer, config, fresh=checkpoint is None)
+        arguments = _arguments(run, config, [reward.weight for reward in rewards], plan.device)
+        kept, policy = _prepared(run, rows, tokenizer, config)
+        model, adapter = _started(run, policy, tokenizer, config, fresh=checkpoint is None)
         signals = signals_of(run, kept, rewards, checkpoint)
-        trainer = PolicyTrainer(
+        trainer = SavingPolicyTrainer(
+            run=run,
             model=model,
             reward_funcs=list(rewards),
-            args=_arguments(run, config, [reward.weight for reward in rewards], plan.device),
+            args=arguments,
             train_dataset=to_dataset(kept),
             processing_class=tokenizer,
             peft_config=adapter,
@@ -122,31 +137,30 @@ def train_grpo(
     _finish(run, trainer, watcher.stopped if watcher else None)
 
 
-def _prepared(run: RunFolder, rows: Sequence[Row], tokenizer: Any, config: TrainConfig) -> tuple[list[Row], Any]:
-    """The rows that can be trained on, and the model."""
+def _prepared(run: RunFolder, rows: Sequence[Row], tokenizer: Any, config: TrainConfig) -> tuple[list[Row], Policy]:
+    """The rows that can be trained on, and the policy."""
     plan = run.plan
     source = plain_weights(plan.base)
     by_agent = config.rollout == "agent"  # what it sends is not known before it does
     kept = list(rows) if by_agent else short_enough(run, rows, tokenizer, config, plan.tools)
     config.check_prompt_count(len(kept))
-    model = load_model(source, config, device=plan.device)
-    check_adapter_targets(config, tied=bool(model.config.get_text_config().tie_word_embeddings), source=source)
-    return kept, model
+    policy = load_policy(source, config, device=loading_device(config, plan.device))
+    tied = bool(policy.model.config.get_text_config().tie_word_embeddings)
+    check_adapter_targets(config, tied=tied, source=source)
+    return kept, policy
 
 
-def _started(
-    run: RunFolder, model: Any, tokenizer: Any, config: TrainConfig, *, fresh: bool
-) -> tuple[Any, LoraConfig | None]:
-    """The model and the adapter that it still needs: after a warm start, which a resumed run has behind it, none."""
+def _started(run: RunFolder, policy: Policy, tokenizer: Any, config: TrainConfig, *, fresh: bool) -> Policy:
+    """The policy as training begins: after a warm start, which a resumed run has behind it, it has its adapter."""
     if not config.warm_start:
-        return model, LoraConfig(**config.lora_arguments())
-    model = with_adapter(model, config)
+        return policy
+    model = policy.model if policy.adapter is None else with_adapter(policy.model, config)
     if fresh:
         ends = model.generation_config.eos_token_id
         ends = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
         examples = examples_of(read_calls(run.calls), tokenizer, ends=ends, report=run.report_event)
         warm_start(model, tokenizer, examples, steps=config.warm_start, config=config, report=run.report_event)
-    return model, None
+    return Policy(model, None)
 
 
 def _watched(run: RunFolder, trainer: "PolicyTrainer", scorers: Scorers, config: TrainConfig) -> Watcher | None:
@@ -159,41 +173,40 @@ def _watched(run: RunFolder, trainer: "PolicyTrainer", scorers: Scorers, config:
 
 
 def _arguments(run: RunFolder, config: TrainConfig, weights: list[float], device: str) -> GRPOConfig:
-    arguments = config.grpo_arguments(device=device)
-    # Rollouts that are still to be used are not saved, so only a checkpoint between two generations resumes exactly.
-    steps = config.steps_per_generation or config.gradient_accumulation_steps
-    block = max(1, steps * config.num_iterations // config.gradient_accumulation_steps)
-    if isinstance(config.save_steps, int):
-        arguments["save_steps"] = math.ceil(config.save_steps / block) * block
-    return GRPOConfig(
+    arguments = GRPOConfig(
         output_dir=str(run.checkpoints),
         disable_tqdm=True,
         reward_weights=weights,
-        **_without(arguments, "reward_weights"),
+        **_without(config.grpo_arguments(device=device), "reward_weights"),
     )
+    if arguments.save_steps >= 1:  # a share of all steps is put off step by step, as what is asked for out of turn
+        between = _updates_between_generations(arguments)
+        arguments.save_steps = math.ceil(arguments.save_steps / between) * between
+    return arguments
+
+
+def _updates_between_generations(arguments: GRPOConfig) -> int:
+    """After how many updates all rollouts are used and no update is begun, counted from the start of a pass."""
+    batches, update = arguments.steps_per_generation * arguments.num_iterations, arguments.gradient_accumulation_steps
+    used_up: int = math.lcm(batches, update) // update
+    return used_up
 
 
 def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if key not in names}
 
 
-def _train(trainer: PolicyTrainer, checkpoint: Path | None) -> None:
+def _train(trainer: SavingPolicyTrainer, checkpoint: Path | None) -> None:
     last = LastStep(trainer)
     trainer.add_callback(last)
     try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with trainer.ending.heeded():
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except (RuntimeError, ValueError) as error:
         check_weights(trainer)  # peft, torch or a server met NaN while sampling, and says nothing of the learning rate
         if isinstance(error, ServerFailed):
             raise last.kept(error) from error
         raise
-
-
-def _checkpoint_of(run: RunFolder) -> Path | None:
-    checkpoint = newest_whole_checkpoint(run.checkpoints)
-    start = f"going on from {checkpoint.name}" if checkpoint else "no whole checkpoint: from the start"
-    run.report_event("note", text=start)
-    return checkpoint
 
 
 def _finish_from(checkpoint: Path, tokenizer: Any, run: RunFolder, config: TrainConfig) -> None:
@@ -221,12 +234,12 @@ def _finish(run: RunFolder, trainer: PolicyTrainer, stopped: Symptom | None) -> 
         )
     if not outlived_by_best(run, stopped):
         check_weights(trainer)
-    _check_signal(run, _failures(trainer))
-    tell_signals(run)
-    if not trainer.accelerator.is_main_process:
-        return
+    if is_first():  # the others read what it is still writing
+        _check_signal(run, _failures(trainer))
+        tell_signals(run)
     tokenizer = trainer.processing_class
-    if best := best_instead(run, step, stopped):
+    if best := agreed(best_instead(run, step, stopped) if is_first() else None):
+        run.sampled.unlink(missing_ok=True)  # of a last step that the run had come to before it was interrupted
         publish_adapter(best.folder, tokenizer, run)
     else:
         keep_samples(run, trainer)

@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ConfigError, ServerFailed
+from praison_agent_rl.ranks import is_first, process_count
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.training.checkpoints import newest_whole_checkpoint, step_of
 from praison_agent_rl.vllm_rollouts import ForeignServer, VllmSampler, start_sampling_server
@@ -43,8 +44,9 @@ def policy_server(run: RunFolder, config: TrainConfig, source: str) -> Iterator[
     if config.sampler != "vllm":
         yield None
         return
-    folder = run.root / "policies" / _place()
-    shutil.rmtree(folder, ignore_errors=True)  # what a run that was killed had offered
+    folder = run.root / "policies"
+    if is_first():
+        shutil.rmtree(folder, ignore_errors=True)  # what a run that was killed had offered
 
     def tell(why: str) -> None:
         run.report_event("note", text=f"completions are taken as drawn by the policy that is trained: {why}")
@@ -59,11 +61,11 @@ def policy_server(run: RunFolder, config: TrainConfig, source: str) -> Iterator[
 def _server(run: RunFolder, config: TrainConfig, source: str) -> VllmServer | ForeignServer:
     if url := config.vllm_server_base_url:
         run.report_event("note", text=f"completions are drawn by the vLLM server {urlsplit(url).netloc}")
-        sees = config.vllm_server_sees and f"{config.vllm_server_sees.rstrip('/')}/{_place()}".rstrip("/")
-        return ForeignServer(url=url, api_key=os.environ.get(API_KEY, "").strip() or None, seen_as=sees)
-    if _place():
+        key = os.environ.get(API_KEY, "").strip() or None
+        return ForeignServer(url=url, api_key=key, seen_as=config.vllm_server_sees)
+    if process_count() > 1:
         raise ConfigError(
-            f"{os.environ['WORLD_SIZE']} processes train (WORLD_SIZE), and each would start a vLLM server of its own; "
+            f"{process_count()} processes train (WORLD_SIZE), and each would start a vLLM server of its own; "
             "start one elsewhere and give its vllm_server_base_url"
         )
     run.report_event("note", text="completions are drawn by vLLM, which is started now; that can take minutes")
@@ -73,11 +75,6 @@ def _server(run: RunFolder, config: TrainConfig, source: str) -> VllmServer | Fo
         longest=config.max_seq_length,
         options=[*_options(config, run.plan.device), *(config.vllm_server_options or [])],
     )
-
-
-def _place() -> str:
-    """Where in the folder of policies this process puts its own: in it, or in a part of it if several train."""
-    return f"rank-{os.environ.get('RANK', '0')}" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
 
 
 def _options(config: TrainConfig, device: str) -> list[str]:

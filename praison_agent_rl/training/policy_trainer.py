@@ -24,6 +24,7 @@ from praison_agent_rl.training.exactness import why_measured_otherwise, why_not_
 from praison_agent_rl.training.fused_lora import LowWeight, fuse
 from praison_agent_rl.training.head_scores import is_frozen, scores_of
 from praison_agent_rl.training.skipping import Scores
+from praison_agent_rl.training.together import average_gradients, everywhere
 from praison_agent_rl.training.trl_names import log_probabilities
 
 _VOCABULARY_CHUNK = 32768  # columns of the head computed at a time, as in trl/trainer/utils.py
@@ -44,10 +45,19 @@ class PolicyTrainer(RolloutTrainer):
         self.shown_tools = list(shown_tools)
         self._longest = longest
         self._low_head = LowWeight()
-        self.not_shared_because = self._why_not_shared(longest) if share else "it was asked not to"
+        why_not = self._why_not_shared(longest) if share else "it was asked not to"
+        self.not_shared_because = next((each for each in everywhere(why_not) if each), None)
         if self.not_shared_because is None and self._policy().device.type == "cpu":
             fuse(self.model)
         self.not_drawn_because = self.not_shared_because or self._why_not_drawn()
+
+    def training_step(self, *given: Any, **options: Any) -> torch.Tensor:
+        """As TRL does; a shared step goes around DDP's forward, so DDP leaves the gradients as they are."""
+        loss: torch.Tensor = super().training_step(*given, **options)
+        around = self.accelerator.num_processes > 1 and self.not_shared_because is None
+        if around and self.accelerator.sync_gradients:
+            average_gradients(self.model.parameters())
+        return loss
 
     def measured(self) -> dict[str, float | None]:
         """What the answers of the last generation show; TRL keeps them, of all processes, for tables of its own."""

@@ -7,10 +7,10 @@ rendering doubles the end token (CPO), learns tool results, and filters long pai
 import os
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from datasets import Dataset
-from peft import LoraConfig
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 from trl import RewardConfig, RewardTrainer
@@ -18,18 +18,25 @@ from trl import RewardConfig, RewardTrainer
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row
 from praison_agent_rl.errors import MissingExtra, TrainingFailed
-from praison_agent_rl.models import load_model, load_scorer, load_tokenizer, plain_weights
+from praison_agent_rl.launchers import loading_device
+from praison_agent_rl.models import load_scorer, load_tokenizer, plain_weights
 from praison_agent_rl.pair_lengths import fitting, longest_of
 from praison_agent_rl.pair_texts import Rendered, render_pairs
 from praison_agent_rl.preflight import check_adapter_targets
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.training.adapters import check_tensors, check_weights, publish_adapter, save_adapter
-from praison_agent_rl.training.checkpoints import is_last, newest_whole_checkpoint
+from praison_agent_rl.training.checkpoints import checkpoint_of, is_last
 from praison_agent_rl.training.events import as_number
+from praison_agent_rl.training.policies import adapter_of, load_policy
+from praison_agent_rl.training.saving import SavingTrainer
 
 _SHOWN = ("loss", "grad_norm", "learning_rate", "accuracy", "margin", "rewards/accuracies", "rewards/margins")
 _IGNORED = -100
 """Label of a token that is not learned, as torch's cross entropy takes it."""
+
+
+class SavingRewardTrainer(SavingTrainer, RewardTrainer):  # type: ignore[misc]  # trl is not typed
+    """TRL's, with checkpoints that are whole."""
 
 
 def train_reward(run: RunFolder, rows: Sequence[Row], *, resume: bool = False) -> None:
@@ -38,23 +45,25 @@ def train_reward(run: RunFolder, rows: Sequence[Row], *, resume: bool = False) -
     Raises:
         DataError: no pair fits into ``max_length`` tokens.
         ModelError: the model cannot be loaded.
-        TrainingFailed: no step was made, or weights became NaN.
+        TrainingFailed: no step was made, weights became NaN, or the run was asked to end.
     """
     start = _start(run, rows, resume=resume)
     if start is None:
         return
-    config, source, tokenizer, pairs = start
+    config, source, tokenizer, pairs, checkpoint = start
     columns = {"chosen_ids": [one.ids for one, _ in pairs], "rejected_ids": [other.ids for _, other in pairs]}
-    model = load_scorer(source, config, device=run.plan.device, new_head=True)
-    trainer = RewardTrainer(
+    arguments = RewardConfig(**_arguments(run, config))  # before the weights, of which each process may load a part
+    model = load_scorer(source, config, device=loading_device(config, run.plan.device), new_head=True)
+    trainer = SavingRewardTrainer(
+        run=run,
         model=model,
-        args=RewardConfig(**_arguments(run, config)),
+        args=arguments,
         train_dataset=Dataset.from_dict(columns),
         processing_class=tokenizer,
-        peft_config=LoraConfig(**config.lora_arguments()),
+        peft_config=adapter_of(model, config),
         callbacks=[PairEvents(run)],
     )
-    _train(trainer, run, tokenizer, resume=resume)
+    _train(trainer, run, tokenizer, checkpoint)
 
 
 def train_cpo(run: RunFolder, rows: Sequence[Row], *, resume: bool = False) -> None:
@@ -66,11 +75,12 @@ def train_cpo(run: RunFolder, rows: Sequence[Row], *, resume: bool = False) -> N
     start = _start(run, rows, resume=resume)
     if start is None:
         return
-    config, source, tokenizer, pairs = start
-    model = load_model(source, config, device=run.plan.device)
+    config, source, tokenizer, pairs, checkpoint = start
+    arguments = config_kind(**_arguments(run, config))
+    model, adapter = load_policy(source, config, device=loading_device(config, run.plan.device))
     check_adapter_targets(config, tied=bool(model.config.get_text_config().tie_word_embeddings), source=source)
 
-    class TokenTrainer(trainer_kind):  # type: ignore[valid-type,misc]  # trl is not typed
+    class TokenTrainer(SavingTrainer, trainer_kind):  # type: ignore[valid-type,misc]  # trl is not typed
         """CPO on the token ids that it is given."""
 
         def tokenize_row(self, feature: dict[str, Any], model: Any = None) -> dict[str, Any]:
@@ -81,14 +91,15 @@ def train_cpo(run: RunFolder, rows: Sequence[Row], *, resume: bool = False) -> N
         **{name: [""] * len(pairs) for name in ("prompt", "chosen", "rejected")},
     }
     trainer = TokenTrainer(
+        run=run,
         model=model,
-        args=config_kind(**_arguments(run, config)),
+        args=arguments,
         train_dataset=Dataset.from_dict(places),
         processing_class=tokenizer,
-        peft_config=LoraConfig(**config.lora_arguments()),
+        peft_config=adapter,
         callbacks=[PairEvents(run)],
     )
-    _train(trainer, run, tokenizer, resume=resume)
+    _train(trainer, run, tokenizer, checkpoint)
 
 
 class _Start(NamedTuple):
@@ -98,6 +109,8 @@ class _Start(NamedTuple):
     source: str
     tokenizer: Any
     pairs: list[tuple[Rendered, Rendered]]
+    checkpoint: Path | None
+    """To go on from."""
 
 
 def _start(run: RunFolder, rows: Sequence[Row], *, resume: bool) -> _Start | None:
@@ -107,7 +120,12 @@ def _start(run: RunFolder, rows: Sequence[Row], *, resume: bool) -> _Start | Non
     source = plain_weights(plan.base)
     tokenizer = load_tokenizer(source, config)
     pairs = _short_enough(run, render_pairs(tokenizer, rows, tools=plan.tools), config)
-    return None if _finished(run, tokenizer, config, resume=resume) else _Start(config, source, tokenizer, pairs)
+    checkpoint = checkpoint_of(run) if resume else None
+    if checkpoint and is_last(checkpoint, config.max_steps):
+        check_tensors(load_file(checkpoint / "adapter_model.safetensors").items(), config.learning_rate)
+        publish_adapter(checkpoint, tokenizer, run)
+        return None
+    return _Start(config, source, tokenizer, pairs, checkpoint)
 
 
 def _cpo_of_trl() -> tuple[Any, Any]:
@@ -153,22 +171,8 @@ def _arguments(run: RunFolder, config: TrainConfig) -> dict[str, Any]:
     return {"output_dir": str(run.checkpoints), "disable_tqdm": True, **arguments}
 
 
-def _finished(run: RunFolder, tokenizer: Any, config: TrainConfig, *, resume: bool) -> bool:
-    """Whether the last step was saved before the run was interrupted; its adapter is published then."""
-    checkpoint = newest_whole_checkpoint(run.checkpoints) if resume else None
-    if checkpoint is None or not is_last(checkpoint, config.max_steps):
-        return False
-    check_tensors(load_file(checkpoint / "adapter_model.safetensors").items(), config.learning_rate)
-    publish_adapter(checkpoint, tokenizer, run)
-    return True
-
-
-def _train(trainer: Any, run: RunFolder, tokenizer: Any, *, resume: bool) -> None:
-    checkpoint = newest_whole_checkpoint(run.checkpoints) if resume else None
-    if resume:
-        start = f"going on from {checkpoint.name}" if checkpoint else "no whole checkpoint: from the start"
-        run.report_event("note", text=start)
-    with warnings.catch_warnings():
+def _train(trainer: Any, run: RunFolder, tokenizer: Any, checkpoint: Path | None) -> None:
+    with warnings.catch_warnings(), trainer.ending.heeded():
         warnings.filterwarnings("ignore", category=FutureWarning)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.state.global_step == 0:

@@ -3,14 +3,12 @@
 Imported only by the process that trains, since it imports ``trl`` at once.
 """
 
-import os
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
@@ -33,6 +31,7 @@ from praison_agent_rl.evaluation import score_answers
 from praison_agent_rl.measuring import calling_for
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.training.together import agreed, everywhere
 
 ROW = "_row"
 """Column with a row's place, which rewards do not see."""
@@ -85,7 +84,7 @@ def signals_of(run: RunFolder, rows: Sequence[Row], rewards: Sequence[Reward], c
 def tell_signals(run: RunFolder) -> None:
     """Say at the end of a run which prompts it learned nothing from."""
     found = summary(groups_of(run.steps()))
-    if (text := in_words(found, chosen=bool(run.plan.config.get("curriculum")))) and _is_first():
+    if text := in_words(found, chosen=bool(run.plan.config.get("curriculum"))):
         run.report_event("note", text=text)
 
 
@@ -109,16 +108,10 @@ def _by_recorded_answers(run: RunFolder, rows: Sequence[Row], rewards: Sequence[
     if silent := sum(group.silent for group in groups):
         alike = f"the recorded answers to {silent} of {len(groups)} prompts score the same"
         note = f"{alike}; these prompts are drawn less at first"
-    if _is_first():
-        run.report_event("curriculum", recorded=[list(group) for group in groups])
-        if note:
-            run.report_event("note", text=note)
+    run.report_event("curriculum", recorded=[list(group) for group in groups])
+    if note:
+        run.report_event("note", text=note)
     return groups
-
-
-def _is_first() -> bool:
-    """Whether this is the process that reports, of several that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 class EpochSampler(RepeatSampler):  # type: ignore[misc]  # trl is not typed
@@ -146,10 +139,7 @@ class SignalTrainer(GRPOTrainer):  # type: ignore[misc]  # trl is not typed
         numbered = train_dataset.add_column(ROW, list(range(len(train_dataset))))
         super().__init__(train_dataset=numbered, **options)
         self.add_callback(self.signals)
-        if self.accelerator.num_processes > 1:  # a reward may have scored recorded answers differently in each
-            shared = [self.signals.groups]
-            broadcast_object_list(shared)
-            self.signals.groups = shared[0]
+        self.signals.groups = agreed(self.signals.groups)  # a reward may score recorded answers differently in each
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
         given = super()._get_train_sampler(dataset)
@@ -172,6 +162,14 @@ class SignalTrainer(GRPOTrainer):  # type: ignore[misc]  # trl is not typed
             everywhere = self.accelerator.gather(torch.tensor(rows, device=self.accelerator.device)).tolist()
             self.signals.add(everywhere[:: self.num_generations], self._totals(len(everywhere)))
         return scored
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As TRL does, of what all processes measured; TRL gathers its own metrics, and knows of no others."""
+        mode = "train" if self.model.training else "eval"
+        told = everywhere(dict(self._metrics[mode]))
+        for name in dict.fromkeys(name for each in told for name in each):
+            self._metrics[mode][name] = [value for each in told for value in each.get(name, ())]
+        super().log(logs, start_time)
 
     def _totals(self, count: int) -> list[float | None]:
         """The weighted sum for each of the last ``count`` answers of all processes; None where no reward gave a score.

@@ -6,19 +6,24 @@ Imported only by the process that trains, since it imports ``trl`` at once.
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from accelerate.utils import gather, gather_object
+from accelerate.utils import gather
 from transformers import TrainerCallback
 
+from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import TrainingFailed
+from praison_agent_rl.evaluation import Calling
 from praison_agent_rl.measuring import calling_for
+from praison_agent_rl.ranks import machine
 from praison_agent_rl.records import Run
-from praison_agent_rl.reward_calls import Caller
+from praison_agent_rl.reward_calls import Caller, caller_for
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.training.sampling import SignalTrainer
+from praison_agent_rl.training.together import everywhere
 
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # as in trl/trainer/grpo_trainer.py, _calculate_rewards
 
@@ -32,6 +37,7 @@ class ScoringTrainer(SignalTrainer):
     def __init__(self, *, caller: Caller | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.caller = caller or Caller([reward for reward in self.reward_funcs if isinstance(reward, Reward)])
+        self.caller.everywhere = everywhere  # each process calls the rewards on its own answers, and counts them all
         self.reward_stop = RewardStop(self)
         self.add_callback(self.reward_stop)
 
@@ -65,6 +71,11 @@ class ScoringTrainer(SignalTrainer):
             whole[:, own] = found
         return whole
 
+    def is_between_generations(self) -> bool:
+        """Whether no rollout is still to be used: these are not saved, so only then a run is gone on with exactly."""
+        used: int = self._step % (self.args.steps_per_generation * self.num_iterations)
+        return used == 0
+
     def _tell_trackers(self) -> None:
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name, (samples, none, failed, hits) in self.caller.shares().items():
@@ -94,20 +105,24 @@ class RewardStop(TrainerCallback):  # type: ignore[misc]  # transformers is not 
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Called by transformers after each update."""
-        # rollouts that are still to be used are not saved, so only between two generations a run resumes exactly
-        block = max(1, args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps)
-        if self.reason is None and state.global_step % block == 0:
-            reasons = [self._trainer.caller.too_many_failed()]
-            if self._trainer.accelerator.num_processes > 1:  # all end, or one would wait for the others for ever
-                reasons = gather_object(reasons)
-            self.reason = next((reason for reason in reasons if reason), None)
+        if self.reason is None and self._trainer.is_between_generations():
+            self.reason = self._trainer.caller.too_many_failed()  # the same in all processes, so all end together
             if self.reason:
                 control.should_log = control.should_save = control.should_training_stop = True
 
 
 def caller_of(run: RunFolder, rewards: Sequence[Reward]) -> Caller:
     """Calls ``rewards`` as the configuration of ``run`` says; what they do wrong is told in its events."""
-    return calling_for(run)(rewards)
+    return calling_here(run)(rewards)
+
+
+def calling_here(run: RunFolder) -> Calling:
+    """How rewards are called in this process: scores are kept on machine 0, whose file the others may see by NFS."""
+    if machine() == 0:
+        return calling_for(run)
+    config = TrainConfig.load(run.plan.config, need_model=False, need_data=False)
+    without = config.model_copy(update={"reward_cache": False})
+    return partial(caller_for, without, warn=lambda text: run.report_event("note", text=text))
 
 
 def tell_rewards(run: RunFolder, trainer: ScoringTrainer) -> None:
@@ -117,9 +132,8 @@ def tell_rewards(run: RunFolder, trainer: ScoringTrainer) -> None:
         TrainingFailed: the run was ended because of them.
     """
     trainer.caller.close()
-    if trainer.accelerator.is_main_process:
-        for line in trainer.caller.summary():
-            run.report_event("note", text=line)
+    for line in trainer.caller.summary():
+        run.report_event("note", text=line)
     if trainer.reward_stop.reason:
         step = trainer.state.global_step
         raise TrainingFailed(

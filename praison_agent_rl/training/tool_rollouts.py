@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from praison_agent_rl.agent_rollouts.tool_answers import NamedTools
 from praison_agent_rl.training.drawing import DrawingTrainer
 
 DROPPED = "tools/results_dropped"
@@ -53,14 +54,16 @@ class ToolTrainer(DrawingTrainer):
 
     def _tool_call_loop(self, *given: Any, **options: Any) -> tuple[Any, ...]:
         self._ran = 0
+        pairs = zip(self._sync_tool_dicts, self._async_tool_dicts, strict=True)
+        self._sync_tool_dicts: list[NamedTools] = [NamedTools(tools, awaited) for tools, awaited in pairs]
         found: tuple[Any, ...] = super()._tool_call_loop(*given, **options)
-        completions, failed = found[1], found[5]
+        completions, failed = found[1], found[5] + sum(tools.absent for tools in self._sync_tool_dicts)
         told = sum(message["role"] == "tool" for completion in completions for message in completion)
         self._cut = [bool(completion[-1].get("tool_calls")) for completion in completions]
         metrics = self._metrics["train" if self.model.training else "eval"]
         metrics[DROPPED].append(max(0, self._ran + failed - told) / len(completions))
         metrics[CUT].append(sum(self._cut) / len(completions))
-        return found
+        return (*found[:5], failed, *found[6:])
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._cut = []

@@ -68,6 +68,8 @@ _ARGUMENTS = (
 def why_not_by_names(trainer: Any) -> str | None:
     """Which name of TRL that a step relies on is not where it was, or None; ``trainer`` is a complete one."""
     owner = base_of(type(trainer))
+    if owner.__name__.startswith("Unsloth"):
+        return "Unsloth has put a trainer of its own in place of TRL's"
     moved = [f"GRPOTrainer.{name}({', '.join(wanted)})" for name, wanted in STEP.items() if _moved(owner, name, wanted)]
     moved += [f"attribute {name!r} of its trainer" for name in READ if name not in vars(trainer)]
     if log_probabilities() is None:
@@ -102,4 +104,9 @@ def log_probabilities() -> Any:
 
 def _moved(owner: type, name: str, wanted: tuple[str, ...]) -> bool:
     found = getattr(owner, name, None)
-    return found is None or tuple(inspect.signature(found).parameters)[: len(wanted) + 1] != ("self", *wanted)
+    if found is None:
+        return True
+    taken = tuple(inspect.signature(found).parameters)
+    if taken == ("self", "args", "kwargs"):  # one that Unsloth has wrapped is given what it takes
+        return False
+    return taken[: len(wanted) + 1] != ("self", *wanted)

@@ -5,123 +5,38 @@ texts: of its own rendering nothing says that the prompt is left out and that th
 """
 
 import contextlib
-import logging
 import math
 import tempfile
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
+from peft import get_peft_model
 from transformers import TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
 from praison_agent_rl.config import TrainConfig
-from praison_agent_rl.errors import DataError, ModelError, TrainingFailed
-from praison_agent_rl.models import render_messages, render_prompts
-from praison_agent_rl.records import Call
+from praison_agent_rl.errors import TrainingFailed
 from praison_agent_rl.training.adapters import check_tensors
+from praison_agent_rl.training.policies import adapter_of
+from praison_agent_rl.warm_examples import Example as Example  # told on
+from praison_agent_rl.warm_examples import Report, fitting
+from praison_agent_rl.warm_examples import examples_of as examples_of  # told on
 
 _IGNORED = -100
 """Label of a token that is not learned, as torch's cross entropy takes it."""
-_CUT = ("length", "max_tokens", "content_filter", "incomplete")
-"""What a call ends with whose reply does not end by itself: an end token after it would be wrong."""
 _SETTINGS = (
     "learning_rate per_device_train_batch_size optim weight_decay max_grad_norm adam_beta1 adam_beta2 adam_epsilon "
     "seed data_seed use_cpu bf16 fp16 gradient_checkpointing"
 )
 """What the warm start takes over from the arguments of the training that follows."""
 
-log = logging.getLogger(__name__)
-
-
-class Report(Protocol):
-    """Tells whoever watches; ``RunFolder.report_event`` is one."""
-
-    def __call__(self, event: str, **facts: Any) -> None:
-        """Tell of an ``event`` by its kind."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """One answer to learn, as tokens."""
-
-    prompt_ids: list[int]
-    """What the model reads, the head of its answer included."""
-    completion_ids: list[int]
-    """What it is to write, with one end token, the last."""
-
-
-def _logged(event: str, **facts: Any) -> None:
-    log.warning("%s", facts.get("text", event))
-
-
-def examples_of(
-    calls: Iterable[Call], tokenizer: Any, *, ends: Collection[int] | None = None, report: Report = _logged
-) -> list[Example]:
-    """One example for each call whose reply can be learned as it is; the others are counted in a ``note``.
-
-    Args:
-        calls: Recorded calls, as a rule those of good runs.
-        tokenizer: Of the model that is to learn them, with its chat template.
-        ends: Tokens that end an answer; by default the tokenizer's own. Some models end turns by another, which their
-            generation config names.
-        report: Is told how many calls were left out, and why.
-
-    Raises:
-        ModelError: the model has no chat template.
-    """
-    if tokenizer.chat_template is None:
-        raise ModelError("the recorded calls are messages, but the model has no chat template; set chat_template")
-    known = frozenset(ends if ends is not None else [tokenizer.eos_token_id])
-    found: list[Example] = []
-    left_out: Counter[str] = Counter()
-    for call in calls:
-        made = _example_of(call, tokenizer, known)
-        if isinstance(made, Example):
-            found.append(made)
-        else:
-            left_out[made] += 1
-    if left_out:
-        why = "; ".join(f"{count} {reason}" for reason, count in left_out.most_common())
-        every = len(found) + left_out.total()
-        report("note", text=f"{left_out.total()} of {every} calls are left out of the warm start: {why}")
-    return found
-
-
-def _example_of(call: Call, tokenizer: Any, ends: frozenset[int]) -> Example | str:
-    """The example, or why there is none."""
-    reply = call.reply
-    if reply is None or call.error is not None or not (reply.get("content") or reply.get("tool_calls")):
-        return "without a reply"
-    if call.partial or call.finish in _CUT:
-        return "whose reply was cut"
-    try:
-        (prompt,) = render_prompts(tokenizer, [call.messages], call.tools)
-        whole = render_messages(tokenizer, [*call.messages, {"role": "assistant", **reply}], call.tools, opened=False)
-    except Exception:  # noqa: BLE001 - a template is the model's own code and may raise anything
-        return "that the chat template refuses"
-    if whole[: len(prompt)] != prompt:
-        return "whose prompt the chat template renders otherwise once it is answered"
-    answer = whole[len(prompt) :]
-    end = next((place for place, token in enumerate(answer) if token in ends), None)
-    if end is None:
-        if tokenizer.eos_token_id is None:
-            return "that nothing ends: the tokenizer has no end token"
-        return Example(prompt, [*answer, tokenizer.eos_token_id])
-    # ChatML writes a line break after the end token, other templates a second end token; no model writes either
-    if tokenizer.decode(answer[end + 1 :], skip_special_tokens=True).strip():
-        return "whose reply holds an end token"
-    return Example(prompt, answer[: end + 1])
-
 
 def with_adapter(model: Any, config: TrainConfig) -> Any:
     """``model`` with the new adapter of ``config``, the one that a trainer would make of it with the same seed."""
     set_seed(config.seed)
-    return get_peft_model(model, LoraConfig(**config.lora_arguments()))
+    return get_peft_model(model, adapter_of(model, config))
 
 
 def warm_start(
@@ -138,7 +53,7 @@ def warm_start(
         DataError: there is no example, or none that fits into ``max_seq_length`` tokens.
         TrainingFailed: the loss or a weight became NaN.
     """
-    kept = _fitting(examples, config.max_seq_length, report)
+    kept = fitting(examples, config.max_seq_length, report)
     size = config.per_device_train_batch_size
     if len(kept) < steps * size:
         report("note", text=f"the warm start repeats its examples: there are {len(kept)} for {steps} steps of {size}")
@@ -153,24 +68,6 @@ def warm_start(
         _without_dropout(model)
         trainer.train()
     check_tensors(((name, p) for name, p in model.named_parameters() if p.requires_grad), config.learning_rate)
-
-
-def _fitting(examples: Sequence[Example], longest: int, report: Report) -> list[Example]:
-    if not examples:
-        raise DataError(
-            "the warm start has no examples: no recorded call can be learned from. Record or rate some runs, or set "
-            "warm_start to 0"
-        )
-    kept = [one for one in examples if len(one.prompt_ids) + len(one.completion_ids) <= longest]
-    if not kept:
-        raise DataError(
-            f"none of the {len(examples)} examples of the warm start fits into max_seq_length {longest} tokens; "
-            "raise it, or set warm_start to 0"
-        )
-    if len(kept) < len(examples):
-        text = f"{len(examples) - len(kept)} of {len(examples)} examples of the warm start have more than {longest} "
-        report("note", text=text + "tokens (max_seq_length) and are left out")
-    return kept
 
 
 def _as_dataset(examples: Sequence[Example]) -> Dataset:

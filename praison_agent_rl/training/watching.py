@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
 from praison_agent_rl.answering import Manner
@@ -18,12 +17,14 @@ from praison_agent_rl.data import Row
 from praison_agent_rl.diagnosis import Symptom, Watch, WatchRules, out_of_memory
 from praison_agent_rl.errors import RewardError, ServerFailed, TrainingFailed
 from praison_agent_rl.evaluation import score_answers
-from praison_agent_rl.measuring import calling_for
+from praison_agent_rl.ranks import is_first, process_count, rank
 from praison_agent_rl.records import Answer
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.training.best import Best, best_of, keep, paired, surely_better
 from praison_agent_rl.training.events import as_number
+from praison_agent_rl.training.scoring import calling_here
+from praison_agent_rl.training.together import agreed, everywhere
 
 _SAMPLES = 2
 """Answers to each watched prompt: one greedy, one sampled with the run's seed, as the gate asks."""
@@ -51,7 +52,10 @@ class Looked:
 
 
 class Watcher(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
-    """Watches one run; in every process alike, though only the first one looks, writes and keeps."""
+    """Watches one run, in every process alike.
+
+    Of several processes each asks a part of the watched prompts; the first one judges, writes and keeps.
+    """
 
     def __init__(
         self, run: RunFolder, trainer: Any, rows: Sequence[Row], scorers: Scorers, config: TrainConfig
@@ -82,13 +86,13 @@ class Watcher(TrainerCallback):  # type: ignore[misc]  # transformers is not typ
 
     def after_step(self, event: dict[str, Any], control: Any) -> None:
         """Diagnose a step; called for each that was logged, in every process."""
-        found = self._agreed(self._watch.see(event))
+        found = agreed(self._watch.see(event))
         self._tell(found, control)
         if self.stopped and self.stopped.name != "nan":
             self._look(self._trainer.state, control)
 
     def _tell(self, found: Sequence[Symptom], control: Any) -> None:
-        if self._trainer.accelerator.is_main_process:
+        if is_first():
             tell(self._run, found)
         ends = next((symptom for symptom in found if symptom.severity == "stop"), None)
         if ends and self.stopped is None:
@@ -102,19 +106,20 @@ class Watcher(TrainerCallback):  # type: ignore[misc]  # transformers is not typ
         if not self._rows or self._looked_at == state.global_step:
             return
         self._looked_at = state.global_step
-        event = self._agreed(self._event(state) if self._trainer.accelerator.is_main_process else None)
-        if event:
-            self._tell(self._agreed(self._watch.see(event)), control)
-
-    def _event(self, state: Any) -> dict[str, Any] | None:
         began = time.monotonic()
-        try:
-            answers = self._scored()
-        except RewardError as error:
+        parts = everywhere(self._scored())
+        event = agreed(self._event(state, parts, began) if is_first() else None)
+        if event:
+            self._tell(agreed(self._watch.see(event)), control)
+
+    def _event(self, state: Any, parts: Sequence["list[Answer] | str"], began: float) -> dict[str, Any] | None:
+        if faults := [part for part in parts if isinstance(part, str)]:
             self._run.report_event(
-                "note", text=f"step {state.global_step}: the watched prompts have no scores: {error}"
+                "note", text=f"step {state.global_step}: the watched prompts have no scores: {faults[0]}"
             )
             return None
+        found = [answer for part in parts if not isinstance(part, str) for answer in part]
+        answers = sorted(found, key=lambda answer: (answer.prompt, answer.sample))
         looked = _by_prompt(answers, len(self._rows), sorted(self._guarded()))
         self._start = self._start or looked
         gain = paired(looked.totals, self._start.totals)
@@ -146,25 +151,26 @@ class Watcher(TrainerCallback):  # type: ignore[misc]  # transformers is not typ
         if event["best"]:
             keep(self._run, self._trainer, event)
 
-    def _scored(self) -> list[Answer]:
-        with _same_chance():
-            manner = Manner(_SAMPLES, self._trainer.shown_tools, strict=False)
-            answers, runs = self._trainer.answers_to(self._rows, self._config, manner)
-            rewards, judges = self._scorers
-            calling = calling_for(self._run)
-            return score_answers(answers, self._rows, rewards, judges=judges, calling=calling, runs=runs)
+    def _scored(self) -> "list[Answer] | str":
+        """Answers to the prompts that are this process's to ask, or why they have no scores."""
+        places = range(rank(), len(self._rows), process_count())
+        rows = [self._rows[place] for place in places]
+        if not rows:
+            return []
+        try:
+            with _same_chance():
+                manner = Manner(_SAMPLES, self._trainer.shown_tools, strict=False)
+                answers, runs = self._trainer.answers_to(rows, self._config, manner)
+                rewards, judges = self._scorers
+                calling = calling_here(self._run)
+                scored = score_answers(answers, rows, rewards, judges=judges, calling=calling, runs=runs)
+        except RewardError as error:
+            return str(error)
+        return [answer.model_copy(update={"prompt": places[answer.prompt]}) for answer in scored]
 
     def _guarded(self) -> frozenset[str]:
         names = {reward.name for reward in (*self._scorers.rewards, *self._scorers.judges)}
         return (self._rules.guards & names) | {judge.name for judge in self._scorers.judges}
-
-    def _agreed(self, value: Any) -> Any:
-        """What the first process says, in all of them: if they ended at different steps, one would wait forever."""
-        if self._trainer.accelerator.num_processes == 1:
-            return value
-        box = [value]
-        broadcast_object_list(box)
-        return box[0]
 
 
 def rules_of(run: RunFolder, rewards: Sequence[Reward]) -> WatchRules:
@@ -276,8 +282,7 @@ def _until(run: RunFolder, step: int) -> list[dict[str, Any]]:
 def _can_look(run: RunFolder, trainer: Any, rows: Sequence[Row]) -> bool:
     if not rows or not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
         return bool(rows)
-    if trainer.accelerator.is_main_process:
-        run.report_event("note", text="the weights are split over several processes, so no checkpoint is looked at")
+    run.report_event("note", text="DeepSpeed or FSDP holds the weights, so no checkpoint is looked at")
     return False
 
 

@@ -30,6 +30,7 @@ COPIED = {
     "_db",
     "_loop_guard",
     "_guardrail_fn",
+    "_closed",
 }
 """What `fresh_copy` replaces in the copy."""
 

@@ -26,7 +26,7 @@ def project(in_tmp: Path, tiny_model: Path) -> Path:
     (in_tmp / "myproject" / "rewards.py").write_text(blocks("python")[0])
     rows = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]
     (in_tmp / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (in_tmp / "config.yaml").write_text(next(block for block in blocks("yaml") if block.startswith("# config.yaml")))
+    (in_tmp / "config.yaml").write_text(next(block for block in blocks("yaml") if block.startswith("method: grpo")))
     (in_tmp / "models").mkdir()
     (in_tmp / "models" / "my-model").symlink_to(tiny_model)
     return in_tmp

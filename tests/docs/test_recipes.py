@@ -76,13 +76,14 @@ def test_the_recipe_of_a_reward_model_runs_and_grpo_is_scored_by_it(root: Path, 
 
 def test_every_folder_of_recipes_has_its_command_its_minutes_and_its_number() -> None:
     folders = sorted(path.name for path in RECIPES.iterdir() if path.is_dir() and not path.name.startswith("_"))
-    assert folders == ["cpo", "grpo", "reward"]
+    assert folders == ["agent", "cpo", "grpo", "reward"]
     for name in folders:
         text = (RECIPES / name / "README.md").read_text(encoding="utf-8")
         assert commands(name) and "minutes" in text and "held-out" in text
         for path in (RECIPES / name).glob("*.yaml"):
             assert f"recipes/{name}/{path.name}" in text
-            assert TrainConfig.load(path).model_name == "smollm2-135m-instruct"
+            model = TrainConfig.load(path).model_name  # the agent's is made by its first command
+            assert model == (".praisonai/two_tools/model" if name == "agent" else "smollm2-135m-instruct")
 
 
 def test_the_pairs_of_the_recipes_are_sound_and_two_hundred() -> None:

@@ -25,7 +25,8 @@ def said(prompt, drawn, *, reply=None, finish="stop", agent="solo", text="x"):
 
 
 def rollout(*calls, error=None):
-    outcome = RolloutOutcome(id="j", output=None if error else "x", error=error, seconds=2.0, tool_seconds=0.5)
+    answer = None if error else calls[-1].call.reply["content"]
+    outcome = RolloutOutcome(id="j", output=answer, error=error, seconds=2.0, tool_seconds=0.5)
     return Rollout(job=RolloutJob(id="j", prompt="q", seconds=9.0), outcome=outcome, calls=list(calls))
 
 

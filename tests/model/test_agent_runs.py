@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from praisonaiagents import Agent
+from pydantic import BaseModel
 
 from praison_agent_rl.agent_rollouts.asking import AgentAsker
 from praison_agent_rl.agent_rollouts.endpoint import RolloutEndpoint
@@ -15,6 +17,7 @@ from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.models import load_tokenizer
 from praison_agent_rl.rollouts import Sampled, Sampling
 from praison_agent_rl.run_views import run_columns
+from tests.model.test_agent_rollouts import a_trainer, assert_alike, by_hand, gradients_of, scored
 
 pytestmark = pytest.mark.usefixtures("agents_around")
 
@@ -44,7 +47,14 @@ SCRIPTS = {
     "MALFORMED": ['<tool_call>\n{"name": "add", "arguments": {"a": 2\n</tool_call>'],
     "REWRITTEN": [ADD_2_3.replace('"a": 2', '"a":  2'), "It is 5."],
     "PLAIN": ["Hello."],
+    "HANGS": [call("hangs", text="on"), "It hung."],
+    "REFUSED": ["It is much.", "It is 45."],
+    "TOOL REFUSED": [ADD_2_3, "It is much.", "It is 45."],
+    "NEVER": ["It is much."],
+    "WHERE": ['{"answer": "here", "score": 7}'],
 }
+REFUSED = "Previous response failed validation"
+"""How the framework begins to ask again (praisonaiagents/agent/agent.py)."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +71,8 @@ def forced(tokenizer) -> Callable[[list[list[int]], Sampling], Sampled]:
         for ids in prompts:
             asked = tokenizer.decode(ids)
             name = max(SCRIPTS, key=lambda each: asked.rfind(f"user\n{each}"))
-            said = asked[asked.rfind(f"user\n{name}") :].count("<|im_start|>assistant") - 1
+            talk = asked[asked.rfind(f"user\n{name}") :]
+            said = -1 if REFUSED in talk else talk.count("<|im_start|>assistant") - 1
             texts.append(SCRIPTS[name][said])
         drawn = [[*tokenizer(text, add_special_tokens=False)["input_ids"], END] for text in texts]
         return Sampled(drawn, [[-0.5] * len(ids) for ids in drawn])
@@ -70,12 +81,19 @@ def forced(tokenizer) -> Callable[[list[list[int]], Sampling], Sampled]:
 
 
 @pytest.fixture(params=["openai client", "litellm"])
-def rolled(request, tokenizer, server_a):
-    """Rollouts of an agent, by question."""
-    model = {"model": "m1"} if request.param == "openai client" else {"model": "openai/m1", "base_url": server_a.url}
-    agent = Agent(name="solo", instructions="Use tools.", llm=model, tools=[add, broken], rules=False)
+def path(request):
+    """Which of the framework's two clients asks."""
+    return request.param
 
-    def roll(*questions: str):
+
+@pytest.fixture
+def rolled(path, tokenizer, server_a):
+    """Rollouts of an agent, by question."""
+    model = "m1" if path == "openai client" else {"model": "openai/m1", "base_url": server_a.url}  # a dict is litellm's
+
+    def roll(*questions: str, kind=Agent, tools=(add, broken), **options):
+        agent = kind(name="solo", instructions="Use tools.", llm=model, tools=list(tools), rules=False, **options)
+        assert vars(agent)["_using_custom_llm"] == (path == "litellm")
         words = ToolWords(tokenizer)
         host = RolloutHost(agent, at_once=4)
         with RolloutEndpoint(words, room=4000, at_most=200) as endpoint:
@@ -176,3 +194,102 @@ def test_many_at_once_stay_apart_and_in_order(rolled):
     assert [rollout.job.prompt for rollout in found] == questions
     for rollout in found:
         assert all(rollout.job.prompt in str(asked.call.messages) for asked in rollout.calls)
+
+
+# --- guardrails -------------------------------------------------------------------------------------------------------
+
+ASKED_AGAIN = (
+    "\n<|im_start|>user\nPrevious response failed validation due to: give the number. Please provide an improved "
+    "response.<|im_end|>\n<|im_start|>assistant\n"
+)
+BLOCKED = "I'm sorry, but I can't share that response because it did not pass the safety guardrail."
+
+
+def with_the_number(answer: Any) -> tuple[bool, Any]:
+    return ("45" in answer.raw, answer.raw if "45" in answer.raw else "give the number")
+
+
+def test_an_answer_that_a_guardrail_refused_is_one_run_with_two_calls(rolled, path, tokenizer):
+    (rollout,) = rolled("REFUSED", tools=(), guardrails=with_the_number)
+    assert rollout.outcome.error is None and len(rollout.calls) == 2
+    said = [asked.call.reply["content"] for asked in rollout.calls]
+    assert said == ["It is much.", "It is 45."]
+    sequences = join_calls(rollout)
+    if path == "openai client":
+        (sequence,) = sequences
+        assert drawn_text(tokenizer, sequence) == [
+            (1, "It is much.<|im_end|>"),
+            (0, ASKED_AGAIN),
+            (1, "It is 45.<|im_end|>"),
+        ]
+        assert views(rollout) == ([], "It is 45.") and rollout.outcome.output == "It is 45."
+    else:  # by litellm the framework asks again without its system prompt, and does not take what it is told
+        first, second = sequences
+        assert tokenizer.decode(first.completion_ids) == "It is much.<|im_end|>" and first.drawn == [1] * 12
+        assert tokenizer.decode(second.completion_ids) == "It is 45.<|im_end|>" and second.drawn == [1] * 10
+        assert "Use tools." in tokenizer.decode(first.prompt_ids) not in tokenizer.decode(second.prompt_ids)
+        assert views(rollout) == ([], BLOCKED) and rollout.outcome.output == BLOCKED
+
+
+def test_an_answer_that_was_refused_after_a_tool_is_asked_for_without_what_the_tool_gave(rolled, path, tokenizer):
+    (rollout,) = rolled("TOOL REFUSED", guardrails=with_the_number)
+    first, second = join_calls(rollout)
+    assert [by_policy for by_policy, _ in drawn_text(tokenizer, first)] == [1, 0, 1]
+    assert tokenizer.decode(first.completion_ids).endswith("It is much.<|im_end|>")
+    assert tokenizer.decode(second.completion_ids) == "It is 45.<|im_end|>"
+    assert "tool_response" not in tokenizer.decode(second.prompt_ids).rpartition("TOOL REFUSED")[2]
+    assert views(rollout)[1] == ("It is 45." if path == "openai client" else BLOCKED)
+
+
+def test_an_answer_that_is_refused_to_the_end_is_answered_as_in_production(rolled):
+    refused, fine = rolled("NEVER", "REFUSED", tools=(), guardrails=with_the_number)
+    assert refused.outcome.output == BLOCKED and refused.outcome.error is None
+    assert views(refused) == ([], BLOCKED) and all(asked.completion_ids for asked in refused.calls)
+    assert fine.job.prompt == "REFUSED" and fine.calls[0].call.reply["content"] == "It is much."
+
+
+def said_at_last(completions, run, **_):
+    return [float("45" in str(one.calls[-1].reply)) for one in run]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_loss_of_runs_with_refused_answers_is_what_a_hand_works_out(rolled, untied_model, in_tmp):
+    rollouts = rolled("REFUSED", "NEVER", tools=(), guardrails=with_the_number)
+    trainer = a_trainer(untied_model, in_tmp, *rollouts, reward=said_at_last)
+    batch = scored(trainer, 2)
+    better = 0.5 / (0.5**0.5 + 1e-4)  # scores 1 and 0: mean 0.5, deviation 0.7071
+    parts = [
+        (sequence.prompt_ids, sequence.completion_ids, sequence.drawn, advantage)
+        for rollout, advantage in zip(rollouts, (better, -better), strict=True)
+        for sequence in join_calls(rollout)
+    ]
+    trainer._compute_loss(trainer.model, batch).backward()
+    assert_alike(gradients_of(trainer), by_hand(trainer, parts))
+
+
+def test_what_a_guardrail_makes_of_an_answer_is_what_rewards_see(rolled):
+    (rollout,) = rolled("PLAIN", tools=(), guardrails=lambda answer: (True, answer.raw.upper()))
+    assert len(rollout.calls) == 1 and views(rollout)[1] == "HELLO." == rollout.outcome.output
+
+
+# --- structured output ------------------------------------------------------------------------------------------------
+
+
+class Place(BaseModel):
+    answer: str
+    score: int
+
+
+class Placing(Agent):
+    def chat(self, prompt, **options):
+        return super().chat(prompt, **{"output_pydantic": Place, **options})
+
+
+def test_structured_output_is_asked_for_as_in_production_and_the_answer_is_json(rolled, tokenizer):
+    (rollout,) = rolled("WHERE", kind=Placing, tools=())
+    assert Place.model_validate_json(rollout.outcome.output) == Place(answer="here", score=7)
+    assert json.loads(views(rollout)[1]) == {"answer": "here", "score": 7}
+    (sequence,) = join_calls(rollout)
+    assert drawn_text(tokenizer, sequence) == [(1, f"{SCRIPTS['WHERE'][0]}<|im_end|>")]
+    asked = tokenizer.decode(sequence.prompt_ids)
+    assert "Return ONLY a JSON object that matches this Pydantic model" in asked and '"title": "Place"' in asked

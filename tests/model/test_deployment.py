@@ -107,14 +107,14 @@ def test_the_command_serves_the_current_version_alone_until_it_is_told_to_end(ho
         assert run.stdout is not None
         try:
             said = [run.stdout.readline() for _ in range(4)]
-            place = re.fullmatch(r'  llm="openai/(rl-helper-v1)", base_url="(http://127\.0\.0\.1:\d+/v1)"\n', said[2])
+            place = re.fullmatch(r'  llm="openai/(helper)", base_url="(http://127\.0\.0\.1:\d+/v1)"\n', said[2])
             assert place, said
             key = "a key of the user"
             if given:
                 assert said[3] == '  api_key=os.environ["PRAISON_AGENT_RL_KEY"]\n' and key not in "".join(said)
             else:
                 key = said[3].split('"')[1]
-            assert list(list_models(place[2], key)) == ["rl-helper-v1"]
+            assert list(list_models(place[2], key)) == ["helper", "rl-helper-v1"]
             agent = build_agent("dict", "", llm={"model": f"openai/{place[1]}", "base_url": place[2], "api_key": key})
             assert isinstance(agent.chat("Say something."), str)
             family = psutil.Process(run.pid).children(recursive=True)
@@ -136,6 +136,5 @@ def test_the_command_says_what_there_is_to_serve(home):
     assert asked.exit_code == 2 and "agents with versions: 'helper'" in asked.output
     asked = CliRunner().invoke(app, ["serve", NAME, "--version", "v9"])
     assert asked.exit_code == 2 and "it has: v1, v2" in asked.output
-    registry.rollback(home, NAME)
-    asked = CliRunner().invoke(app, ["serve", NAME])
-    assert asked.exit_code == 2 and "name one with --version; it has: v1, v2" in asked.output
+    asked = CliRunner().invoke(app, ["serve", "nobody", f"{NAME}@v9"])
+    assert asked.exit_code == 2 and "'nobody' has no versions" in asked.output and "has no version 'v9'" in asked.output

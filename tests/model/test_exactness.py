@@ -386,7 +386,6 @@ class Seen:
 @pytest.mark.parametrize(
     ("accelerator", "reason"),
     [
-        ({"num_processes": 2, "distributed_type": DistributedType.MULTI_GPU}, "several processes"),
         ({"num_processes": 1, "distributed_type": DistributedType.DEEPSPEED}, "own forward (DEEPSPEED)"),
         ({"num_processes": 1, "distributed_type": DistributedType.FSDP}, "own forward (FSDP)"),
     ],

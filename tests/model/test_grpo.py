@@ -15,7 +15,7 @@ from praison_agent_rl.models import load_model, load_tokenizer
 from praison_agent_rl.records import Plan
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder, now, write_record
-from praison_agent_rl.training import grpo, policy_trainer
+from praison_agent_rl.training import grpo, policies, policy_trainer
 from praison_agent_rl.training.grpo import PolicyTrainer, train_grpo
 
 SETTINGS = {
@@ -89,13 +89,13 @@ class FirstLook:
 
     def __init__(self, monkeypatch):
         self.before = {}
-        load = grpo.load_model
+        load = policies.load_model
 
         def load_and_keep(*given, **options):
             self.model = load(*given, **options)  # peft puts the adapter into this object
             return self.model
 
-        monkeypatch.setattr(grpo, "load_model", load_and_keep)
+        monkeypatch.setattr(policies, "load_model", load_and_keep)
 
     def reward(self, completions, **_):
         """Like `lower_case`; asked for the first time before anything was learned."""
@@ -503,7 +503,8 @@ def test_a_run_that_failed_at_its_last_step_fails_again_when_it_is_resumed(tiny_
     shutil.rmtree(resumed.adapter)
     if fault == "NaN":
         path = resumed.checkpoints / "checkpoint-4" / "adapter_model.safetensors"
-        save_file({name: tensor * float("nan") for name, tensor in load_file(path).items()}, path)
+        broken = {name: tensor * float("nan") for name, tensor in load_file(path).items()}
+        save_file(broken, path, metadata={"format": "pt"})  # of the size that was recorded
     else:
         events = [{**event, "grad_norm": 0.0} for _, event in resumed.events()]
         resumed.events_file.write_text("".join(json.dumps(event) + "\n" for event in events))

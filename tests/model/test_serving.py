@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import shutil
 import threading
 import time
 import urllib.error
@@ -14,11 +15,16 @@ import psutil
 import pytest
 from praisonaiagents import Agent
 
+from praison_agent_rl import registry, server_pool
 from praison_agent_rl.endpoints import list_models
 from praison_agent_rl.errors import ServerFailed
+from praison_agent_rl.publishing import publish_version
+from praison_agent_rl.server_pool import ServerPool
 from praison_agent_rl.serving import Server, start_server
 from praison_agent_rl.swap import swap_model
 from tests.fakes import FakeServer
+from tests.finished_runs import finished_run, weights_in
+from tests.gateways import ask, eventually, gateway, get, opener
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +111,53 @@ def test_threads_that_find_out_what_is_sent_leave_the_output_as_it_was(server_a:
     for thread in threads:
         thread.join()
     assert sys.stdout is before
+
+
+# --- several versions behind one address ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(in_tmp: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of an agent with v1, which is current, and v2; both of the tiny model."""
+    monkeypatch.setattr(server_pool, "_POOL", ServerPool(grace=20.0))  # a rollback finds its server still there
+    place = in_tmp / "home"
+    for number in range(2):
+        run = finished_run(place / "runs" / str(number), weights_in(in_tmp / "base"), agent="helper")
+        shutil.rmtree(run.merged)
+        shutil.copytree(tiny_model, run.merged)
+        publish_version(place, "helper", run)
+    registry.promote(place, "helper", "v1")
+    return place
+
+
+def test_real_servers_are_swapped_under_load_behind_one_address(home: Path) -> None:
+    replies: list[tuple[int, str]] = []
+    going = threading.Event()
+    going.set()
+    with gateway(home, ["helper"], opener(device="cpu"), patience=120.0) as running:
+
+        def ask_without_pause(place: int) -> None:
+            while going.is_set():
+                reply = ask(running, "helper", "Say something.", max_tokens=4, stream=place % 2 == 0)
+                assert '"finish_reason":"' in reply.text  # whole
+                replies.append((reply.status_code, reply.headers["x-served-model"]))
+
+        def eight_more() -> bool:
+            before = len(replies)
+            return eventually(lambda: len(replies) > before + 8, seconds=120)
+
+        threads = [threading.Thread(target=ask_without_pause, args=(place,), daemon=True) for place in range(4)]
+        for thread in threads:
+            thread.start()
+        for move in (lambda: registry.promote(home, "helper", "v2"), lambda: registry.rollback(home, "helper")):
+            assert eight_more()
+            line = running.offering.line("helper")
+            move()
+            assert eventually(lambda line=line: running.offering.line("helper") is not line, seconds=120)
+        assert eight_more() and get(running, "/health").status_code == 200
+        going.clear()
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads)
+    assert {status for status, _ in replies} == {200}
+    assert {model for _, model in replies} == {"rl-helper-v1", "rl-helper-v2"}

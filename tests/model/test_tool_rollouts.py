@@ -1,9 +1,12 @@
 """TRL's loop of tool calls with forced tokens: what is run, masked, left out and learned, as a hand works it out."""
 
+import re
+
 import pytest
 import torch
 from peft import LoraConfig
 
+from praison_agent_rl.agent_rollouts.tool_answers import told_absent
 from praison_agent_rl.agent_rollouts.tool_loop import answers_with_tools
 from praison_agent_rl.agent_rollouts.tool_texts import keep_response_template
 from praison_agent_rl.agent_rollouts.toolboxes import boxes_of, environment_of, methods_of, tools_of
@@ -45,6 +48,16 @@ def broken(text: str) -> str:
         text: What.
     """
     raise ValueError(f"no {text}")
+
+
+def hangs(text: str) -> str:
+    """Hang.
+
+    Args:
+        text: What.
+    """
+    while True:
+        pass
 
 
 def untyped(a, b):
@@ -162,6 +175,35 @@ def test_a_result_that_no_room_was_left_for_is_counted(untied_model, in_tmp):
     scored(trainer, questions)
     assert CALLS == [("add", (2, 3))]  # it ran, and its result would have gone past 100 tokens
     assert trainer._metrics["train"]["tools/results_dropped"][-1] == 0.5
+
+
+def results_in(trainer, batch, row):
+    """What the model was told of its calls."""
+    text = trainer._tokenizer.decode(batch["completion_ids"][row][batch["completion_mask"][row].bool()])
+    return re.findall(r"<tool_response>\n(.*?)\n</tool_response>", text, re.DOTALL)
+
+
+def test_a_tool_that_hangs_costs_its_call_only(untied_model, in_tmp):
+    questions = ["HANGS", "TWO ROUNDS", "PLAIN"]
+    trainer = a_trainer(untied_model, in_tmp, questions, tools=[*TOOLS, f"{HERE}:hangs"], rollout_timeout=0.2)
+    batch = scored(trainer, questions)
+    assert results_in(trainer, batch, 0) == ["{'error': 'Tool timed out after 0.2s'}"]
+    assert results_in(trainer, batch, 1) == ["5", "45"]
+    assert trainer._metrics["train"]["tools/failure_frequency"][-1] == pytest.approx(1 / 3)
+    assert trainer._metrics["train"]["tools/cut"][-1] == 0.0 and batch["advantages"].isfinite().all()
+
+
+def test_a_tool_that_is_not_there_is_told_as_the_deployed_agent_is_told(untied_model, in_tmp, monkeypatch):
+    questions = ["UNKNOWN", "PLAIN"]
+    trainer = a_trainer(untied_model, in_tmp, questions, tools=TOOLS)
+    batch = scored(trainer, questions)
+    told = told_absent("nothing", ["add", "broken"])
+    assert results_in(trainer, batch, 0) == [told]
+    assert trainer._metrics["train"]["tools/failure_frequency"][-1] == 1.0
+    assert trainer._metrics["train"]["tools/results_dropped"][-1] == 0.0
+    engine = an_engine(untied_model, monkeypatch, tools=TOOLS)
+    (run,) = answers_with_tools(engine, [{"prompt": "UNKNOWN"}], boxes_of(engine.config), samples=1, rounds=4).runs
+    assert run.calls[-1].messages[-1]["content"] == told
 
 
 def test_an_environment_is_acted_in_and_its_own_score_is_not_added_unasked(untied_model, in_tmp):

@@ -9,9 +9,11 @@ import torch
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import DataError, ModelError, TrainingFailed
 from praison_agent_rl.models import load_model, load_tokenizer, render_prompts
-from praison_agent_rl.records import Call
+from praison_agent_rl.problems import Problems
+from praison_agent_rl.records import Call, Run
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.training.warm_start import Example, examples_of, warm_start, with_adapter
+from praison_agent_rl.warm_examples import calls_to_keep, check_examples
 
 END = "<|im_end|>"
 TOOL_TEMPLATE = (
@@ -228,6 +230,39 @@ def test_a_runs_folder_takes_the_events(tiny_model: Path, tokenizer: Any, tmp_pa
     warm_start(model, tokenizer, examples, steps=2, config=config, report=run.report_event)
     kinds = [(event["event"], event["step"], event["of"]) for _, event in run.events()]
     assert kinds == [("warm_step", 1, 2), ("warm_step", 2, 2)]
+
+
+# --- beforehand -------------------------------------------------------------------------------------------------------
+
+
+def test_a_warm_start_that_will_have_nothing_to_learn_is_told_before_a_model_is_loaded(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", None)
+    config = settings(tiny_model, max_seq_length=64, max_completion_length=16)
+    cut, long, short = call("a", "half", finish="length"), call("b", "x" * 100), call("c", "Yes")
+    with pytest.raises(DataError, match=r"has no examples: .*; 2 of 2 calls are left out.*: 2 whose reply was cut$"):
+        check_examples([cut, cut], str(tiny_model), config)
+    with pytest.raises(DataError, match=r"none of the 1 examples .* max_seq_length 64 .*; 1 of 2 calls are left out"):
+        check_examples([cut, long], str(tiny_model), config)
+    check_examples([cut, long, short], str(tiny_model), config)
+    with pytest.raises(DataError, match="has no examples"):
+        check_examples([], str(tiny_model), config)
+
+
+def test_what_a_warm_start_lacks_is_told_with_all_other_problems(tiny_model: Path) -> None:
+    problems, wanted = Problems(), settings(tiny_model, warm_start=3)
+    cut = Run(id="r", time=0.0, output="half", calls=[call("a", "half", finish="length")])
+    sound = Run(id="s", time=0.0, output="Yes", calls=[call("b", "Yes")])
+    assert calls_to_keep(None, [cut], settings(tiny_model), str(tiny_model), problems=problems) == cut.calls
+    assert calls_to_keep(None, [cut, sound], wanted, str(tiny_model), problems=problems) == [*cut.calls, *sound.calls]
+    assert problems.found == []
+    assert calls_to_keep(None, [cut], wanted, str(tiny_model), problems=problems) == cut.calls
+    assert calls_to_keep(None, [], wanted, str(tiny_model), problems=problems) == []
+    first, second = map(str, problems.found)
+    assert "1 whose reply was cut" in first and "no good runs of agent None" in second
 
 
 # --- what follows -----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from praison_agent_rl import config_keys
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.config_values import DatasetSpec
 from praison_agent_rl.errors import ConfigError
+from tests.praisonai_train import KEYS, SHIPPED, value_of
 
 QUICK_START = """\
 # config.yaml
@@ -29,44 +30,6 @@ dataset:
   - name: "your-org/your-prompts"
     split: "train"
 """
-
-# praisonai_train 0.1.16, train/llm/trainer.py, KNOWN_KEYS; a value for each as its own config.yaml writes it
-PRAISONAI_TRAIN_KEYS = """
-model model_name model_parameters max_seq_length load_in_4bit load_in_8bit dtype full_finetuning chat_template hf_token
-trust_remote_code revision lora_r lora_alpha lora_dropout lora_bias lora_target_modules use_rslora loftq_config use_dora
-modules_to_save rank_pattern alpha_pattern finetune_last_n_layers layers_to_transform layers_pattern target_parameters
-init_lora_weights use_gradient_checkpointing random_state dataset dataset_text_field dataset_num_proc packing
-val_split_ratio remove_unused_columns method beta max_prompt_length reward_funcs num_generations max_completion_length
-desirable_weight undesirable_weight fast_inference gpu_memory_utilization max_lora_rank per_device_train_batch_size
-gradient_accumulation_steps warmup_steps warmup_ratio max_steps num_train_epochs learning_rate fp16 bf16 optim
-weight_decay lr_scheduler_type lr_scheduler_kwargs max_grad_norm adam_beta1 adam_beta2 adam_epsilon group_by_length
-neftune_noise_alpha seed data_seed train output_dir final_model_dir logging_steps logging_first_step report_to run_name
-save_steps save_strategy save_total_limit save_safetensors resume_from_checkpoint dataloader_num_workers
-ddp_find_unused_parameters training_arguments eval_strategy eval_steps per_device_eval_batch_size
-load_best_model_at_end metric_for_best_model greater_is_better early_stopping_patience early_stopping_threshold
-huggingface_save huggingface_save_gguf hf_model_name hf_private save_method commit_message tags push_to_hub hub_model_id
-hub_strategy ollama_save ollama_model quantization_method imatrix_file merged_save_dir embedding_learning_rate
-assistant_only_loss train_on_responses_only mtp_draft mtp_draft_repo mtp_draft_file spec_draft_n_max
-"""
-
-TEXTS = {"model": "m", "model_name": "m", "dtype": "bfloat16", "chat_template": "gemma", "revision": "main"}
-TEXTS |= {"lora_bias": "none", "use_gradient_checkpointing": "unsloth", "method": "grpo", "optim": "adamw_8bit"}
-TEXTS |= {"lr_scheduler_type": "linear", "output_dir": "outputs", "report_to": "none", "run_name": "praisonai-train"}
-TEXTS |= {"save_strategy": "steps", "layers_pattern": "layers", "reward_funcs": "myproject.rewards:length_penalty"}
-STRUCTURES = {
-    "lora_target_modules": ["q_proj"],
-    "modules_to_save": ["lm_head"],
-    "rank_pattern": {"q_proj": 8},
-    "alpha_pattern": {"q_proj": 8},
-    "target_parameters": ["experts.w"],
-    "dataset": [{"name": "d"}],
-    "lr_scheduler_kwargs": {"num_cycles": 1},
-    "training_arguments": {"torch_compile": True},
-    "quantization_method": ["q4_k_m"],
-    "tags": ["a"],
-}
-NUMBERS = {"lora_dropout": 0, "val_split_ratio": 0.05, "warmup_ratio": 0.03, "gpu_memory_utilization": 0.6}
-NUMBERS |= {"adam_beta1": 0.9, "adam_beta2": 0.99, "fp16": False, "num_generations": 8, "layers_to_transform": [0, 1]}
 
 
 def load(**keywords: object) -> TrainConfig:
@@ -344,6 +307,32 @@ def test_a_value_of_any_size_is_shown_in_a_few_words(key, value):
     assert all(len(line) < 500 for line in lines) and len(lines) <= 31
 
 
+@pytest.mark.parametrize("value", [BOMB, {"a": BOMB}, "x" * 100_000, {str(n): -n for n in range(3_000)}, 10**300])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(
+            "train",
+            "push_to_hub",
+            "model_parameters",
+            "ollama_model",
+            "chat_template",
+            "save_method",
+            "tags",
+            "hf_token",
+        ),
+        *("quantization_method", "huggingface_save", "hf_model_name", "num_train_epochs", "launch", "remote", "guards"),
+        "rank_pattern",
+    ],
+)
+def test_a_value_of_any_size_is_read_in_a_few_words_too(key, value):
+    try:
+        lines = load(**{"ollama_model": "m", key: value}).notes
+    except ConfigError as error:
+        lines = tuple(str(error).splitlines())
+    assert all(len(line) < 700 for line in lines) and len(lines) <= 31
+
+
 def test_an_unknown_key_of_any_length_is_shown_in_a_few_words():
     (line,) = problems(**{"k" * 100_000: 1})
     assert line.startswith("unknown key 'kkk") and len(line) < 300
@@ -352,28 +341,146 @@ def test_an_unknown_key_of_any_length_is_shown_in_a_few_words():
 # --- names ---------------------------------------------------------------------------------------------------------
 
 
+def told(key: str, config: TrainConfig) -> bool:
+    """Whether a note speaks of the key, alone or with its value."""
+    return any(f"`{key}`" in note or f"`{key}:" in note for note in config.notes)
+
+
 def test_every_key_of_praisonai_train_is_used_or_named_aloud():
-    known = {**TEXTS, **STRUCTURES, **NUMBERS}
-    source = {key: known.get(key, 1) for key in PRAISONAI_TRAIN_KEYS.split()}
-    source |= {"load_in_8bit": False, "max_completion_length": 64, "max_seq_length": 2048, "num_generations": 2}
-    source |= {"per_device_train_batch_size": 2, "max_lora_rank": 16, "bf16": "true"}
-    config = TrainConfig.load(source)
-    used = set(config.resolved()) | {"torch_compile"}
-    said = " ".join(config.notes)
-    silent = {key for key in source if key not in used and f"`{key}` " not in said} - {"training_arguments"}
-    assert silent == set()
-    assert "`use_gradient_checkpointing: unsloth` is plain gradient checkpointing here." in config.notes
+    config = TrainConfig.load({key: value_of(key) for key in KEYS})
+    used = set(config.resolved())
+    assert {key for key in KEYS if key not in used and not told(key, config)} == {"training_arguments"}
     assert config.extra["torch_compile"] is True
 
 
-def test_the_file_that_praisonai_train_ships_runs_with_its_two_by_two_batch():
-    source = {"method": "grpo", "model_name": "m", "dataset": [{"name": "d", "split_type": "test"}]}
-    source |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "quantization_method": ["q4_k_m"]}
-    source |= {"ollama_save": "true", "loftq_config": None, "random_state": 3407, "seed": 3407, "save_method": "x"}
-    config = TrainConfig.load(source)
-    assert (config.num_generations, config.prompts_per_batch, config.dataset[0].split) == (4, 1, "test")
-    assert "`ollama_save` is left out: publishing is not done by this version's train." in config.notes
-    assert "`num_generations` is 4, so that a generation batch holds whole groups." in config.notes
+@pytest.mark.parametrize("method", ["grpo", "reward", "cpo"])
+@pytest.mark.parametrize("key", sorted({*KEYS} - {"method", "training_arguments"}))
+def test_each_key_of_praisonai_train_loads_alone_or_says_what_it_needs(key, method):
+    needed = {"load_in_4bit": False, "max_seq_length": 2048, "hf_model_name": "me/model", "ollama_model": "me/model"}
+    if key == "layers_pattern":
+        needed["layers_to_transform"] = [0]
+    if key in ("num_generations", "per_device_train_batch_size"):
+        needed |= {"num_generations": 2, "per_device_train_batch_size": 2}
+    config = TrainConfig.load({**needed, "method": method, key: value_of(key)}, need_model=False, need_data=False)
+    assert key in config.resolved() or told(key, config)
+
+
+def test_the_file_that_praisonai_train_ships_loads_with_each_key_meant_or_told(tmp_path):
+    config = TrainConfig.load(written(tmp_path, SHIPPED + "method: grpo\nreward_funcs: [a:b]\n"))
+    assert (config.num_generations, config.prompts_per_batch, config.seed) == (4, 1, 3407)
+    assert (config.huggingface_save, config.ollama_save, config.hf_private) == (True, True, True)
+    assert config.ollama_model == "mervinpraison/llama3.1-tamilan-test:8b"
+    assert (config.quantization_method, config.gradient_checkpointing) == ("q4_k_m", "unsloth")
+    assert config.notes == (
+        "`random_state` is left out, because `seed` is given too.",
+        "`use_gradient_checkpointing` is called `gradient_checkpointing` here.",
+        "`model_parameters` is the tag of `ollama_model` here: mervinpraison/llama3.1-tamilan-test:8b.",
+        "`dataset[0].processing_func` is left out: the columns say how a row is read.",
+        "`train` is left out: train always trains.",
+        "`dataset_text_field` has no meaning for GRPO; left out.",
+        "`dataset_num_proc` is left out: rows are prepared in one process.",
+        "`packing` has no meaning for GRPO; left out.",
+        "`num_generations` is 4, so that a generation batch holds whole groups.",
+    )
+    again = TrainConfig.load(written(tmp_path, config.to_yaml()))
+    assert again.resolved() == config.resolved() and again.notes == ()
+
+
+# --- what is published ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "meant", "said"),
+    [
+        ({"save_method": "merged_16bit"}, {"save_method": "merged"}, "is called merged here"),
+        ({"save_method": "merged_4bit"}, {"save_method": "merged"}, "in full precision"),
+        ({"save_method": "lora"}, {"save_method": "lora"}, ""),
+        ({"quantization_method": "Q8_0"}, {"quantization_method": "q8_0"}, ""),
+        ({"quantization_method": ["q4_k_m"]}, {"quantization_method": "q4_k_m"}, ""),
+        ({"quantization_method": ["q4_k_m", "q8_0"]}, {"quantization_method": ["q4_k_m", "q8_0"]}, ""),
+        ({"quantization_method": ["fast_quantized"]}, {"quantization_method": "q8_0"}, "is q8_0 here"),
+        ({"quantization_method": "not_quantized"}, {"quantization_method": "f16"}, "is f16 here"),
+        ({"tags": "math"}, {"tags": ["math"]}, ""),
+        ({"hub_model_id": "me/m"}, {"hf_model_name": "me/m"}, "`hub_model_id` is called `hf_model_name` here"),
+        ({"hub_private_repo": "false"}, {"hf_private": False}, "`hub_private_repo` is called `hf_private` here"),
+        ({"ollama_model": "me/m", "model_parameters": 8}, {"ollama_model": "me/m:8"}, "is the tag of `ollama_model`"),
+        ({"ollama_model": "me/m:1b", "model_parameters": "8b"}, {"ollama_model": "me/m:1b"}, "or has one already"),
+        ({"model_parameters": "8b"}, {"ollama_model": None}, "is left out: it is the tag of ollama_model"),
+        (
+            {"push_to_hub": "true", "hub_model_id": "me/m"},
+            {"huggingface_save": True, "save_method": "lora", "hf_model_name": "me/m"},
+            "`push_to_hub` is `huggingface_save` with `save_method: lora` here",
+        ),
+        (
+            {"push_to_hub": True, "huggingface_save": "yes", "hf_model_name": "me/m"},
+            {"huggingface_save": True, "save_method": "merged"},
+            "`push_to_hub` is left out: checkpoints stay on this machine",
+        ),
+        ({"push_to_hub": "false"}, {"huggingface_save": False}, "`push_to_hub` is left out"),
+        ({"chat_template": "llama-3.1"}, {"chat_template": None}, "it names a template of Unsloth's"),
+        ({"chat_template": "./gemma"}, {"chat_template": "./gemma"}, ""),
+        ({"train": "false"}, {}, "`train` is false, but this command trains"),
+        ({"num_train_epochs": 0, "max_steps": 5}, {"num_train_epochs": 1.0}, "counts as not given"),
+        ({"use_gradient_checkpointing": "True"}, {"gradient_checkpointing": True}, "is called"),
+        ({"resume_from_checkpoint": "yes"}, {"resume_from_checkpoint": True}, ""),
+        ({"resume_from_checkpoint": "0"}, {"resume_from_checkpoint": False}, ""),
+    ],
+)
+def test_a_value_of_praisonai_train_means_here_what_it_means_there(given, meant, said):
+    config = load(**given)
+    assert {key: getattr(config, key) for key in meant} == meant
+    assert (said in " ".join(config.notes)) if said else config.notes == ()
+    assert load(**config.resolved()).resolved() == config.resolved()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"save_method": "torchao"}, "save_method is 'torchao', but must be one of 'merged' or 'lora'"),
+        ({"huggingface_save": "perhaps"}, "huggingface_save is 'perhaps', but must be true or false"),
+        ({"hf_private": "perhaps"}, "hf_private is 'perhaps', but must be true or false"),
+        ({"tags": 3}, "tags is 3, but must be a list"),
+        ({"gradient_checkpointing": "some"}, "but must be true or false or 'unsloth'"),
+    ],
+)
+def test_a_value_of_publishing_that_cannot_be_meant_is_refused(keywords, said):
+    (line,) = problems(**keywords)
+    assert said in line
+
+
+# --- keys within keys ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keywords", "lines"),
+    [
+        ({"launch": "many"}, ["launch.nproc is 'many', but must be a whole number"]),
+        ({"launch": {"nproc": 0}}, ["launch.nproc is 0, but must be greater than or equal to 1"]),
+        ({"launch": {"nproc": "x", "node": 2}}, [
+            "launch.nproc is 'x', but must be a whole number",
+            "unknown key 'launch.node'; did you mean 'nodes'?",
+        ]),
+        ({"remote": {"port": "x"}}, [
+            "remote.host is missing; add it", "remote.port is 'x', but must be a whole number"
+        ]),
+        ({"remote": {"host": "a", "env": ["A", "b c"]}}, [
+            r"remote.env[1] is 'b c', but must be text that matches ^[A-Za-z_]\w*$"
+        ]),
+        ({"remote": {"host": "a", "prot": 22}}, ["unknown key 'remote.prot'; did you mean 'port'?"]),
+        ({"guards": {"a": -1, "b": "x"}}, [
+            "guards[a] is -1, but must be greater than or equal to 0",
+            "guards[b] is 'x', but must be a number",
+        ]),
+        ({"rank_pattern": {"q_proj": 0}}, ["rank_pattern[q_proj] is 0, but must be greater than or equal to 1"]),
+    ],
+)  # fmt: skip
+def test_a_fault_within_a_mapping_is_told_by_the_whole_name(keywords, lines):
+    assert problems(**keywords) == lines
+
+
+def test_a_number_alone_says_how_many_processes_and_a_text_alone_which_machine():
+    assert load(launch="2").launch.nproc == 2
+    assert load(remote="gpubox").remote.host == "gpubox"
 
 
 @pytest.mark.parametrize(
@@ -385,7 +492,7 @@ def test_the_file_that_praisonai_train_ships_runs_with_its_two_by_two_batch():
         ("val_split_ratio", 0.05, "held_out", 0.05),
         ("warmup_ratio", 0.03, "warmup_steps", 0.03),
         ("random_state", 3407, "seed", 3407),
-        ("use_gradient_checkpointing", "unsloth", "gradient_checkpointing", True),
+        ("use_gradient_checkpointing", "unsloth", "gradient_checkpointing", "unsloth"),
         ("use_vllm", True, "fast_inference", True),
     ],
 )
@@ -420,9 +527,20 @@ def test_a_key_without_meaning_is_left_out_aloud():
     assert load(evaluation_strategy="steps").extra == {}
 
 
-def test_a_token_never_reaches_the_resolved_config():
-    config = load(hf_token="hf_secret")
-    assert "hf_secret" not in config.to_yaml() and "HF_TOKEN" in config.notes[0]
+@pytest.mark.parametrize("key", ["hf_token", "hub_token"])
+def test_a_token_never_reaches_the_resolved_config_or_the_notes(key):
+    for given in ({key: "hf_secret"}, {"training_arguments": {key: "hf_secret"}}):
+        config = load(**given)
+        assert "hf_secret" not in config.to_yaml() + repr(config)
+        told = "a token does not belong in a file, the one in the environment variable HF_TOKEN is used"
+        assert config.notes == (f"`{key}` is left out: {told}.",)
+
+
+def test_a_token_beside_a_fault_is_not_shown(tmp_path):
+    for fault in ("lora_r: many\n", "lora_rr: 1\n", "hf_tokn: hf_other_secret\n"):
+        with pytest.raises(ConfigError) as caught:
+            TrainConfig.load(written(tmp_path, QUICK_START + "hf_token: hf_secret\n" + fault))
+        assert "secret" not in str(caught.value)
 
 
 def test_keys_of_grpo_have_no_meaning_for_a_reward_model_or_cpo():

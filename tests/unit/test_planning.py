@@ -46,7 +46,8 @@ def test_a_run_on_a_nearly_full_disk_is_refused_in_units_that_can_be_read(tmp_pa
 
 
 def test_the_disk_holds_the_merged_model_twice_and_one_checkpoint_more_than_are_kept(tmp_path):
-    shape = {"model_type": "llama", "hidden_size": 1000, "num_hidden_layers": 10}
+    shape = {"model_type": "llama", "hidden_size": 1000, "num_hidden_layers": 10, "num_attention_heads": 10}
+    shape["intermediate_size"] = 1000
     (tmp_path / "config.json").write_text(json.dumps(shape))
     header = json.dumps({"w": {"dtype": "F32", "shape": [50_000_000], "data_offsets": [0, 0]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)

@@ -15,6 +15,7 @@ from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ConfigError, MissingExtra, ServerFailed
 from praison_agent_rl.planning import draft_from_config
 from praison_agent_rl.records import Plan
+from praison_agent_rl.rollouts import Sampling
 from praison_agent_rl.runs import RunFolder, now, write_record
 from praison_agent_rl.training.policy_server import API_KEY, policy_server
 from praison_agent_rl.vllm_rollouts import VllmSampler
@@ -248,18 +249,24 @@ def test_the_folder_is_named_to_a_server_by_the_path_that_it_sees(in_tmp, stand_
         assert served.asked[-1]["lora_path"] == f"{seen}/{name}"
 
 
-def test_of_several_processes_each_has_a_folder_of_its_own_and_none_starts_a_server(in_tmp, stand_in, monkeypatch):
+def test_of_several_processes_the_first_offers_the_others_draw_from_that_and_none_starts_a_server(
+    in_tmp, stand_in, monkeypatch
+):
     served, url = stand_in
-    (in_tmp / "mounted").symlink_to(in_tmp / "run" / "policies")
-    run, config = planned(in_tmp / "run", vllm_server_base_url=url, vllm_server_sees=str(in_tmp / "mounted"))
+    run, config = planned(in_tmp / "run", vllm_server_base_url=url)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    (run.root / "policies" / "rank-0" / "in use").mkdir(parents=True)
-    monkeypatch.setenv("RANK", "1")
-    with policy_server(run, config, "owner/base") as server:
-        assert server is not None
-        name = server.offer(0, save)
-        assert served.asked[-1]["lora_path"] == f"{in_tmp / 'mounted'}/rank-1/{name}"
-        assert (run.root / "policies" / "rank-0" / "in use").is_dir()
+    with policy_server(run, config, "owner/base") as first:
+        assert first is not None and not first.has(0)
+        name = first.offer(0, save)
+        monkeypatch.setenv("RANK", "1")
+        with policy_server(run, config, "owner/base") as second:
+            assert second is not None and not second.has(0)
+            second.take(0, name)
+            assert first.has(0) and second.has(0) and not second.has(1)
+            assert second.sample([[5, 6]], Sampling(max_tokens=4, ends=(9,))).ids == [[7, 9]]
+            assert served.asked[-1]["model"] == name
+        assert name in served.adapters and (run.root / "policies" / name).is_dir()  # the second takes nothing away
+    assert not served.adapters
     command = Command(in_tmp)
     monkeypatch.setenv(EXECUTABLE, str(command.path))
     own, config = planned(in_tmp / "own")

@@ -224,7 +224,7 @@ def test_all_missing_packages_are_told_at_once_and_the_defaults_need_none(monkey
         ("/nonexistent.jinja", "there is no such file"),
         ("nonexistent.j2", "there is no such file"),
         ("{{ looks }}.jinja", "there is no such file"),
-        ("chatml", "there is no such file"),
+        ("no-such-template", "there is no such file"),
         (".", "it cannot be read"),
         ("{{ oops", "is not sound Jinja: line 1"),
         ("{% for m in messages %}", "is not sound Jinja"),

@@ -251,14 +251,15 @@ def test_the_names_that_a_copy_has_other_values_for_are_the_frameworks(server_a)
     assert {"agent", "_semaphore", "_semaphore_loop"} <= vars(made).keys()
 
 
-def test_the_end_of_a_copy_takes_no_approval_from_the_agent(server_a, endpoint):
+@pytest.mark.parametrize("copied", ["for a rollout", "fresh"])
+def test_the_end_of_a_copy_takes_no_approval_from_the_agent(copied, server_a, endpoint):
     from praisonaiagents.approval import get_approval_registry
 
     agent = build_agent("environment", server_a.url)
     registry, scope = get_approval_registry(), agent._approval_scope_id
     registry.auto_approve_tool(scope, "execute_command")
     before = dict(registry._agent_tool_auto_approve)
-    twin = rollout_copy(agent, place_at(endpoint))
+    twin = rollout_copy(agent, place_at(endpoint)) if copied == "for a rollout" else fresh_copy(agent)
     del twin
     gc.collect()
     assert before and dict(registry._agent_tool_auto_approve) == before
@@ -430,14 +431,20 @@ def test_an_answer_that_a_guardrail_refuses_is_asked_for_again_as_in_production(
     def polite(answer: Any) -> tuple[bool, Any]:
         return ("please" in answer.raw, answer.raw if "please" in answer.raw else "say please")
 
+    def waits(count: int) -> float:
+        waited.append(count)
+        return 0.0
+
+    waited: list[int] = []
     agent = build_agent(kind, server_a.url, tools=[], guardrails=polite)
-    agent._guardrail_retry_delay = lambda count: 0.0
+    agent._guardrail_retry_delay = waits
     with ScriptedEndpoint(lambda asked: says("yes please" if "say please" in asked.text else "no")) as judged:
         answer = rollout_copy(agent, place_at(judged)).chat("hello")
+        assert waited == [], "a copy asks again at once"
         asked, judged.asked = list(judged.asked), []
         assert agent.guardrail_retry_count == 0
         swap_model(agent, "policy", base_url=place_at(judged).url_of("helper"), api_key=KEY)
-        assert answer == agent.chat("hello") and asked == judged.asked
+        assert answer == agent.chat("hello") and asked == judged.asked and waited == [1]
     if kind == "environment":  # by litellm this framework's own retry fails, and says so in its place
         assert answer == "yes please" and len(asked) == 2
     assert fresh_copy(agent)._guardrail_fn is None and fresh_copy(agent, judged=True)._guardrail_fn is polite

@@ -800,6 +800,11 @@ def test_what_trl_cannot_take_at_all_is_said_at_once(trl: Any, make: Callable[..
     ]
 
 
-def test_given_functions_are_taken_as_they_are(trl: Any) -> None:
-    assert trl.trl_tools([add, length]) == [add, length]
-    assert trl.trl_tools(length) == [length]
+def test_given_functions_keep_their_words_and_give_what_the_framework_would_tell(trl: Any) -> None:
+    made = trl.trl_tools([add, send_mail, fetch])
+    assert [one.__name__ for one in made] == ["add", "send_mail", "fetch"]
+    assert schema_of(made[1]) == schema_of(send_mail) and inspect.signature(made[0]) == inspect.signature(add)
+    assert made[0](a=2, b=3) == "5" and made[1](to="x") == '"sent"' and asyncio.run(made[2](url="x")) == '"page"'
+    (alone,) = trl.trl_tools(Desk().book)
+    assert alone(seat=3) == alone(3) == '"seat 3"' and alone.__name__ == "book"
+    assert trl.trl_tools([lambda a: a])[0].__name__ == "<lambda>"  # and is named by the check

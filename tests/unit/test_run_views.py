@@ -208,6 +208,14 @@ def test_the_messages_of_a_run_are_what_was_said_after_the_prompt():
     assert run_messages(Run(id="r", time=1.0)) == []
 
 
+def test_what_the_agent_answered_counts_where_a_guardrail_made_something_else_of_what_the_model_said():
+    run = recorded().model_copy(update={"output": "I may not say that."})
+    assert views("", run)[1:] == ("I may not say that.", TOLD)
+    assert run_messages(run) == [*ROUNDS, says("I may not say that.")] and run.calls[-1].reply == says("It is 9.")
+    unanswered = run.model_copy(update={"calls": run.calls[:1]})
+    assert run_messages(unanswered) == [FIRST] and views("", unanswered)[1] == "I may not say that."
+
+
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
 

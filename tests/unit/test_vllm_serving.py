@@ -29,6 +29,7 @@ from praison_agent_rl.swap import server_of
 from praison_agent_rl.vllm_serving import EXECUTABLE, VllmServer, find_vllm, fitting_rank, rank_of, start_vllm_server
 from tests.fakes import build_agent
 from tests.finished_runs import finished_run, weights_in
+from tests.gateways import answered_by, ask, gateway, get, opener
 
 STAND_IN = '''\
 #!{python}
@@ -277,13 +278,75 @@ def test_a_server_that_died_is_started_again_with_its_adapter(vllm, home, in_tmp
     first = serve_version(version, backend="vllm")
     host = first.server.host  # type: ignore[attr-defined]
     assert isinstance(host, VllmServer)
-    os.killpg(host.process.pid, signal.SIGKILL)  # the server too: its watcher is not there any more to end it
-    host.process.wait()
+    kill(host)
     assert not first.server.running
     second = serve_version(version, backend="vllm")
     assert second.server.running and second.server is not first.server
     assert list(list_models(str(second), second.server.api_key))[1:] == ["rl-ada-v1"]
     second.server.host.stop()  # type: ignore[attr-defined]
+
+
+def test_what_a_server_that_died_leaves_behind_is_ended_before_another_is_started(vllm):
+    server = start_vllm_server("base", timeout=60)
+    os.kill(server.process.pid, signal.SIGKILL)
+    assert eventually(lambda: not server.running)
+    assert eventually(lambda: all(gone(pid) for pid in vllm.told("pid")))
+    assert server.process.returncode == -signal.SIGKILL and not server.running
+
+
+def kill(server: VllmServer) -> None:
+    os.killpg(server.process.pid, signal.SIGKILL)  # the server too: its watcher is not there any more to end it
+    server.process.wait()
+
+
+def test_one_server_of_a_base_answers_for_several_agents_behind_one_address_and_is_back_after_a_kill(
+    vllm, home, in_tmp
+):
+    base = weights_in(in_tmp / "base", b"one")
+    for agent in ("ada", "bob", "cy"):
+        published(home, base, "1", agent=agent)
+    published(home, base, "2", agent="ada")
+    for agent in ("ada", "bob"):
+        registry.promote(home, agent, "v1")
+    open_ = opener(backend="vllm", vllm_options=["--dtype", "half"])
+    with gateway(home, ["ada", "bob", "cy"], open_, patience=60.0) as running:
+        assert [ask(running, name).json()["model"] for name in ("ada", "bob", "cy")] == [
+            "rl-ada-v1",
+            "rl-bob-v1",
+            str(base),
+        ]
+        registry.promote(home, "ada", "v2")
+        assert eventually(lambda: ask(running, "ada").json()["model"] == "rl-ada-v2")
+        assert eventually(lambda: vllm.told("unloaded") == [{"lora_name": "rl-ada-v1"}])
+        assert [started["dtype"] for started in vllm.told("started")] == ["half"]
+        line = running.offering.line("bob")
+        assert line is not None and line.address is not None
+        kill(line.address.server.host)  # type: ignore[attr-defined]
+        assert get(running, "/health").status_code == 503
+        assert answered_by(ask(running, "ada")) == "rl-ada-v2"  # it waits
+        assert answered_by(ask(running, "bob")) == "rl-bob-v1"
+        assert eventually(lambda: get(running, "/health").status_code == 200)
+        assert len(vllm.told("started")) == 2
+        assert sorted(told["lora_name"] for told in vllm.told("loaded")[3:]) == ["rl-ada-v2", "rl-bob-v1"]
+    pids = vllm.told("pid")
+    assert eventually(lambda: all(gone(pid) for pid in pids))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"r": 8, "use_dora": True}, "vLLM serves no adapter with use_dora"),
+        ({"r": 8, "rank_pattern": {"q_proj": 16}}, "rank_pattern"),
+        ({"r": 8, "target_modules": ["lm_head"]}, "on embeddings or the output head"),
+    ],
+)
+def test_an_adapter_that_vllm_would_serve_as_another_model_is_refused(vllm, home, in_tmp, config, reason):
+    run = finished_run(home / "runs" / "ada-1", weights_in(in_tmp / "base", b"one"), agent="ada")
+    (run.adapter / "adapter_config.json").write_text(json.dumps(config))
+    version = publish_version(home, "ada", run)
+    with pytest.raises(VersionError, match=f"{reason}.*backend transformers"):
+        serve_version(version, backend="vllm")
+    assert vllm.told("started") == []
 
 
 def test_the_real_vllm_takes_the_arguments_that_it_is_given():

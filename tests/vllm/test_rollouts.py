@@ -114,3 +114,12 @@ def asked(server: VllmServer, name: str) -> None:
     body = json.dumps({"model": name, "prompt": [1], "max_tokens": 1}).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {server.api_key}"}
     urllib.request.urlopen(urllib.request.Request(f"{server.url}/completions", body, headers)).close()
+
+
+def test_more_prompts_at_once_than_vllm_computes_in_one_go_are_all_completed(server, base, tmp_path):
+    """A prompt with a seed that is computed in parts ends vLLM 0.32 on a CPU."""
+    sampler = VllmSampler(server, tmp_path / "adapters", base=base, run_id="many")
+    sampler.offer(0, adapted(base, seed=0).save_pretrained)
+    prompts = [[1, *range(1000 + 210 * row, 1200 + 210 * row)] for row in range(48)]  # 9,648 tokens, none in common
+    drawn = sampler.sample(prompts, Sampling(max_tokens=4, ends=(2,), seed=5))
+    assert len(drawn.ids) == 48 and all(drawn.ids)

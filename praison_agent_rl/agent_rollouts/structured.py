@@ -1,0 +1,46 @@
+"""Structured output, which an agent is asked for call by call: whether its recorded runs were, and its copies will be.
+
+The framework writes the schema into what it sends, or gives it beside (``response_format``) where it takes the model to
+hold to one. A copy is asked by ``chat(prompt)`` and nothing else, so what asks for a schema has to be in its class.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from praison_agent_rl.errors import ConfigError
+from praison_agent_rl.records import Call, Run
+from praison_agent_rl.run_views import text_in
+
+WANTED = "\nReturn ONLY a valid JSON object. No other text or explanation."
+"""What the framework puts behind a prompt (praisonaiagents/llm/openai_client.py and llm/llm.py)."""
+
+
+def check_structured(agent: Any, runs: Sequence[Run], *, allowed: bool = False) -> None:
+    """See that copies of ``agent`` are asked as the agent was in ``runs``.
+
+    Raises:
+        ConfigError: they would be asked for no schema though it was, and that is not ``allowed``.
+    """
+    own = [run for run in runs if run.agent == agent.name and run.calls]
+    wanted = sum(_wants_schema(run.calls[0], agent) for run in own)
+    if wanted and not allowed and _asks_plainly(agent):
+        raise ConfigError(
+            f"{wanted} of {len(own)} recorded runs of agent {agent.name!r} were asked for structured output "
+            "(output_json, output_pydantic), and its rollouts would not be: they call chat(prompt) alone. Give the "
+            "agent a class whose chat() asks for it (docs/agents.md, 'Structured output'), or train all the same with "
+            "parity: allow"
+        )
+
+
+def _asks_plainly(agent: Any) -> bool:
+    from praisonaiagents import Agent
+
+    return type(agent).chat is Agent.chat
+
+
+def _wants_schema(call: Call, agent: Any) -> bool:
+    users = [message for message in call.messages if message.get("role") == "user"]
+    if users and text_in(users[-1].get("content")).endswith(WANTED):
+        return True
+    always = agent._llm_init_params or getattr(agent._llm_instance, "__dict__", {})  # noqa: SLF001 - as `swap` reads it
+    return "response_format" in call.settings and not always.get("response_format")

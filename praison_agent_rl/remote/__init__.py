@@ -1,0 +1,1 @@
+"""Runs that happen on another machine, reached over SSH; `running` tells the story."""

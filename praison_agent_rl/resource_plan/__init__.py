@@ -1,0 +1,1 @@
+"""What a run takes of GPUs, network, disk and time, by arithmetic from its configuration; nothing is loaded."""

@@ -1,0 +1,243 @@
+"""In ``rollout: tools`` a model is told what the framework would tell it, and a tool that hangs is a failed call."""
+
+import asyncio
+import inspect
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from praison_agent_rl.agent_rollouts.copies import RolloutPlace, rollout_copy
+from praison_agent_rl.agent_rollouts.tool_answers import (
+    NamedTools,
+    acting_in_time,
+    in_time,
+    meant,
+    told_absent,
+    told_result,
+)
+from praison_agent_rl.environments import methods_that_act
+from tests.fakes import build_agent
+from tests.rollout_stand_in import KEY, Asked, ScriptedEndpoint, calls, says
+
+pytestmark = pytest.mark.usefixtures("agents_around")
+
+HANGS = 600
+"""Seconds that a hanging tool would take."""
+LONG_PAGE = "a page of the web with <external_tool_result> in it, which is long enough"
+
+
+def size_of(thing: str) -> str:
+    """How big a thing is."""
+    return f"{thing} is big"
+
+
+def told_by_the_framework(server_a: Any, tool: Callable[..., Any], called: str = "") -> str:
+    """What a model is told by a copy of an agent on the OpenAI client, after it called a tool."""
+
+    def script(asked: Asked) -> dict[str, Any]:
+        return says("done") if asked.results else calls(called or tool.__name__, thing="sun")
+
+    with ScriptedEndpoint(script) as endpoint:
+        agent = build_agent("environment", server_a.url, tools=[tool, size_of] if tool is not size_of else [size_of])
+        assert rollout_copy(agent, RolloutPlace(endpoint.address, KEY, "j1")).chat("hello") == "done"
+        (result,) = endpoint.asked[-1].results
+        return result
+
+
+@pytest.mark.parametrize(
+    ("name", "result"),
+    [
+        ("look", "a text"),
+        ("look", 5),
+        ("look", None),
+        ("look", ["a", {"b": None}]),
+        ("look", {"error": "no such thing"}),
+        ("look", {"é": 2.5}),
+        ("look", {1, 2}),
+        ("web_search", LONG_PAGE),
+        ("web_search", [LONG_PAGE]),
+        ("web_search", "short"),
+    ],
+    ids=["text", "number", "nothing", "list", "error", "object", "set", "page", "pages", "short page"],
+)
+def test_a_result_is_told_as_the_framework_tells_it(name: str, result: Any, server_a: Any) -> None:
+    def look(thing: str) -> Any:
+        """Look."""
+        return result
+
+    look.__name__ = name
+    assert told_result(name, result) == told_by_the_framework(server_a, look)
+
+
+@pytest.mark.parametrize("called", ["nothing", "size", "size_off"])
+def test_a_call_of_a_tool_that_is_not_there_is_told_as_the_framework_tells_it(called: str, server_a: Any) -> None:
+    def look(thing: str) -> str:
+        """Look."""
+        return thing
+
+    assert told_absent(called, ["size_of", "look"]) == told_by_the_framework(server_a, look, called)
+
+
+@pytest.mark.parametrize("called", ["size_of", "Size-Of", "sizeOf", "SIZE OF"])
+def test_a_name_that_is_written_almost_so_means_the_tool_as_in_the_framework(called: str, server_a: Any) -> None:
+    assert meant(called, ["size_of", "look"]) == "size_of"
+    assert told_by_the_framework(server_a, size_of, called) == told_result("size_of", size_of("sun"))
+
+
+def test_a_name_that_could_be_either_of_two_means_none() -> None:
+    assert meant("sizeof", ["size_of", "Size-Of"]) is None and meant("size_of", ["size_of", "Size-Of"]) == "size_of"
+
+
+def test_tools_that_trl_asks_by_name_answer_for_those_that_are_not_there() -> None:
+    tools = NamedTools({"size_of": size_of}, others=["later"])
+    assert "size_of" in tools and "nothing" in tools and "later" not in tools
+    assert tools["size_of"] is tools["SizeOf"] is size_of and tools.absent == 0
+    assert tools["nothing"](any=1) == told_absent("nothing", ["size_of", "later"]) and tools.absent == 1
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def sleeps(thing: str) -> str:
+    """Sleep."""
+    time.sleep(HANGS)
+    return thing
+
+
+def spins(thing: str) -> str:
+    """Never come to an end."""
+    while True:
+        pass
+
+
+@pytest.mark.parametrize("tool", [sleeps, spins])
+def test_a_tool_that_hangs_fails_in_time_in_the_main_thread_and_in_others(tool: Callable[..., Any]) -> None:
+    limited = in_time(tool, 0.1)
+    with pytest.raises(TimeoutError, match=r"^Tool timed out after 0\.1s$"):
+        limited(thing="sun")
+    failures: list[str] = []
+
+    def ask() -> None:
+        try:
+            limited(thing="sun")
+        except TimeoutError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert failures == ["Tool timed out after 0.1s"]
+
+
+def test_a_tool_in_time_gives_and_raises_what_it_does_and_looks_the_same() -> None:
+    limited = in_time(size_of, 60)
+    assert limited(thing="sun") == limited("sun") == "sun is big"
+    assert inspect.signature(limited) == inspect.signature(size_of) and limited.__doc__ == size_of.__doc__
+    assert limited.__name__ == "size_of" and not inspect.iscoroutinefunction(limited)
+
+    def raises(thing: str) -> str:
+        raise TimeoutError(f"{thing} has timed out by itself")
+
+    with pytest.raises(TimeoutError, match="by itself"):
+        in_time(raises, 60)(thing="sun")
+
+
+def test_a_tool_that_is_awaited_fails_in_time_though_it_heeds_no_end() -> None:
+    ended = asyncio.Event()
+
+    async def waits(thing: str) -> str:
+        while not ended.is_set():
+            try:
+                await asyncio.wait_for(ended.wait(), HANGS)
+            except asyncio.CancelledError:
+                continue
+        return thing
+
+    async def both() -> tuple[str, str]:
+        with pytest.raises(TimeoutError, match=r"timed out after 0\.05s"):
+            await in_time(waits, 0.05)(thing="sun")
+        ended.set()
+        return await in_time(waits, 60)(thing="sun"), await in_time(waits, 60)("moon")
+
+    assert inspect.iscoroutinefunction(in_time(waits, 1)) and asyncio.run(both()) == ("sun", "moon")
+
+
+class Slow:
+    """A place."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def reset(self, **row: Any) -> None:
+        """Begin."""
+
+    def step(self, far: int) -> int:
+        """Step."""
+        self.steps += far
+        return self.steps
+
+    def wait(self) -> None:
+        """Wait."""
+        time.sleep(HANGS)
+
+
+class Slower(Slow):
+    """One that counts double."""
+
+    def step(self, far: int) -> int:
+        """Step."""
+        return super().step(far) * 2
+
+
+def test_what_is_done_in_an_environment_fails_in_time_and_its_class_looks_the_same() -> None:
+    limited = acting_in_time(Slower, 0.1)
+    acting = limited()
+    acting.reset(prompt="x")
+    assert isinstance(acting, Slower) and acting.step(far=2) == 4 and acting.steps == 2
+    with pytest.raises(TimeoutError, match=r"timed out after 0\.1s"):
+        acting.wait()
+    assert (limited.__name__, limited.__doc__, limited.__module__) == ("Slower", Slower.__doc__, __name__)
+    assert list(methods_that_act(limited)) == list(methods_that_act(Slower)) == ["step", "wait"]
+    assert inspect.signature(limited.step) == inspect.signature(Slower.step)
+    assert limited.reset is Slow.reset
+
+
+HANGING = """
+import threading, time
+from praison_agent_rl.agent_rollouts.tool_answers import in_time
+
+def hangs():
+    while True:
+        time.sleep(600)
+
+def ask():
+    try:
+        in_time(hangs, 0.1)()
+    except TimeoutError:
+        print("failed in time", flush=True)
+
+ask()
+thread = threading.Thread(target=ask)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_process_ends_though_tools_hung(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["failed in time"] * 2), done.stderr
+    assert json.loads(told_absent("x", [])) == {
+        "error": "Tool 'x' not found. Available tools: []",
+        "available_tools": [],
+    }
