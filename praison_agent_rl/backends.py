@@ -102,14 +102,14 @@ def _import_unsloth(device: str) -> None:
 
 def _why_not_unsloth(config: TrainConfig, device: str) -> Iterator[str]:
     """What ``config`` asks for that Unsloth (2026.10) does not do, or does otherwise in silence."""
-    if config.launch and config.launch.processes > 1:
-        yield "it trains in one process"
     if config.method == "reward":
         yield "no reward model is trained: its loader starts no score head"
     if odd := [name for name in config.modules_to_save or [] if not _trained_in_full(name)]:
         yield f"modules_to_save takes {listed(_TRAINED_IN_FULL)} and norms only, and not {', '.join(odd)}"
     if config.launch and (config.launch.sharding or config.launch.accelerate_config):
         yield "nothing is shared out between processes (launch.sharding, launch.accelerate_config)"
+    if config.launch and config.launch.processes > 1:
+        yield "it trains in one process"
     if config.fast_inference and (config.modules_to_save or config.lora_bias != "none"):
         yield "fast_inference takes neither modules_to_save nor lora_bias"
     if device.startswith("cuda"):

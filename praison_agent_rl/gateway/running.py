@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -113,7 +114,7 @@ def listen(host: str, port: int | None) -> socket.socket:
     try:
         return socket.create_server((host, port or 0), family=kind, backlog=_WAITING_CONNECTIONS)
     except OSError as error:
-        said = error.strerror or error
+        said = os.strerror(error.errno) if error.errno and error.errno > 0 else error  # Python adds the address to it
         place = f"port {port} of {host}" if port else f"a port of {host}"
         raise ConfigError(f"{place} cannot be had ({said}); give another with --port or --host") from error
 
