@@ -162,6 +162,22 @@ def test_a_run_there_makes_what_it_makes_here_and_uses_nothing_of_here(
     (machine.home / "seen.txt").unlink()
 
 
+def test_the_command_trains_there_by_its_option(
+    project: Path, machine: Machine, tiny_model: Path, at_home: dict[str, Any]
+) -> None:
+    run = planned(project, tiny_model, "as_planned")
+    there = machine.remote(env=ENVIRONMENT).model_dump(exclude={"host"}, exclude_none=True)
+    rows = [{"prompt": f"Say something about {n}."} for n in range(28)]
+    (project / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = {**run.plan.config, "dataset": [{"name": "rows.jsonl"}], "remote": there, "output_dir": "by_command"}
+    (project / "config.yaml").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "praison_agent_rl.cli", "train", "config.yaml", "--remote-host", "gpubox"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert results(RunFolder(project / "by_command")) == at_home
+    assert (project / "by_command" / "report.html").exists() and machine.runs() == []
+
+
 def test_killed_connections_stop_nothing(
     project: Path, machine: Machine, tiny_model: Path, at_home: dict[str, Any]
 ) -> None:
