@@ -194,8 +194,11 @@ def test_paths_are_printed_as_they_are(project: Path) -> None:
     """Square brackets mean styles to rich: a folder named br[proj] was printed as br, and o[/a] was an error."""
     out = "br[proj]/o[/a]"
     sets = ["--set", "max_completion_length=8", "--set", "max_steps=1", "--set", "held_out=0"]
-    done = run("train", "config.yaml", *sets, "--set", f"output_dir={out}", cwd=project)
+    done = run("train", "config.yaml", *sets, "--set", f"output_dir={out}", "--set", "merged_save_dir=out", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{out} as hf: out (" in done.stdout and "nothing was held out" in done.stdout
+    same = [(project / place / "model.safetensors").read_bytes() for place in (f"{out}/model", "out")]
+    assert same[0] == same[1] and (project / "out" / "README.md").exists()
     for name in ("", "/adapter", "/model", "/report.html"):
         assert f"{out}{name}\n" in done.stdout
     assert f"transformers serve '{out}/model'" in done.stdout
