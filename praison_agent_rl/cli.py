@@ -156,7 +156,7 @@ def serve(
 
 @app.command()
 def demo(debug: Debug = False) -> None:
-    """Watch an agent on the embedded model get better; about ten minutes on two cores, offline."""
+    """Watch an agent on the embedded model get better; about five minutes on two cores, offline."""
     guard(debug, cli_running.demo)
 
 
