@@ -63,6 +63,11 @@ def read_sums(folder: Path) -> Sums:
     return sums
 
 
+def in_short(faults: list[str]) -> str:
+    """The first faults, and how many more there are."""
+    return "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+
+
 def faults_of(folder: Path, *, without: str | None = None) -> list[str]:
     """Every changed, missing and additional file of a folder with sums, one sentence each.
 

@@ -145,11 +145,10 @@ def _say_outcome(result: Any) -> None:
 
 def _model_made_of(run: Any) -> Path | None:
     """The model folder of the version that a run has become by `versions promote RUN`."""
-    from praison_agent_rl.registry import list_agents, list_versions
+    from praison_agent_rl.exports.subjects import version_made_of
 
-    root = str(run.root.resolve())
-    known = (version for agent in list_agents(HOME) for version in list_versions(HOME, agent))
-    return next((Path(version.folder) / "model" for version in known if version.run == root), None)
+    version = version_made_of(run, HOME)
+    return Path(version.folder) / "model" if version else None
 
 
 def _say_estimate(draft: Any) -> None:

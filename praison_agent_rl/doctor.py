@@ -7,8 +7,8 @@ from pathlib import Path
 
 from praison_agent_rl.errors import PraisonRLError
 from praison_agent_rl.estimate import free_disk, total_memory
+from praison_agent_rl.libraries import library_versions
 from praison_agent_rl.models import EMBEDDED, find_weights
-from praison_agent_rl.planning import library_versions
 from praison_agent_rl.process_settings import (
     Setting,
     best_device,

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,16 +170,22 @@ def plain_weights(source: str) -> str:
     stamp = path.stat()
     key = hashlib.sha256(f"{path}\n{stamp.st_size}\n{stamp.st_mtime_ns}".encode()).hexdigest()[:12]
     folder = cache_folder() / "converted" / f"{path.stem}-{key}"
-    if not (folder / "config.json").exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            _convert_gguf(path, temporary)
-            with contextlib.suppress(OSError):  # where another process was faster, its result stands
-                os.rename(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    make_once(folder, "config.json", lambda temporary: _convert_gguf(path, temporary))
     return str(folder)
+
+
+def make_once(folder: Path, sign: str, make: Callable[[Path], None]) -> None:
+    """Have ``make`` write ``folder``, which appears whole or not at all, unless its file ``sign`` is there already."""
+    if (folder / sign).exists():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        make(temporary)
+        with contextlib.suppress(OSError):  # where another process was faster, its result stands
+            os.rename(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def cache_folder() -> Path:

@@ -15,8 +15,9 @@ from praison_agent_rl.dataset_building import BuildOptions, BuiltDataset, build_
 from praison_agent_rl.dataset_building.pairs import Asked, Scored
 from praison_agent_rl.errors import ModelError, RewardError
 from praison_agent_rl.evaluation import score_answers
+from praison_agent_rl.libraries import library_versions
 from praison_agent_rl.models import find_weights, require_training_stack, weights_beneath
-from praison_agent_rl.planning import best_device, library_versions
+from praison_agent_rl.planning import best_device
 from praison_agent_rl.records import Answer, Plan, Record, Run
 from praison_agent_rl.rewards import Reward, listed_specs, prepare, resolve_all
 from praison_agent_rl.runs import now

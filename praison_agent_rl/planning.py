@@ -4,8 +4,6 @@ Every check is made even if an earlier one failed, so that all that is wrong is 
 """
 
 import contextlib
-import importlib.metadata
-import platform
 import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,6 +28,7 @@ from praison_agent_rl.exports.from_config import check_publishing
 from praison_agent_rl.guards import LIMITS
 from praison_agent_rl.hosting import Hosting
 from praison_agent_rl.launchers import check_launch
+from praison_agent_rl.libraries import library_versions
 from praison_agent_rl.models import find_weights, require_training_stack
 from praison_agent_rl.pair_lengths import check_lengths, mean_tokens
 from praison_agent_rl.pair_texts import explicit
@@ -56,10 +55,6 @@ from praison_agent_rl.warm_examples import calls_to_keep
 from praison_agent_rl.watch_rows import put_aside
 from praison_agent_rl.weight_files import read_config
 
-_LIBRARIES = (
-    *("praison-agent-rl", "praisonaiagents", "torch", "transformers", "trl", "peft", "datasets", "accelerate"),
-    *("bitsandbytes", "unsloth"),
-)
 _FEW_HELD_OUT = 30
 
 
@@ -324,17 +319,6 @@ def new_run_root(name: str | None) -> Path:
     """A folder name under ``.praisonai/rl/runs`` that nothing else has."""
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     return HOME / "runs" / f"{slug(name)}-{stamp}-{secrets.token_hex(2)}"
-
-
-def library_versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that a result depends on."""
-    found = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _readable_data(raw: Mapping[Any, Any]) -> Any:

@@ -120,10 +120,11 @@ def _put_together(run: RunFolder, temporary: Path) -> None:
             shutil.copy2(path, temporary / path.name)
     write_text(temporary / "data.json", _data_of(run))
     shutil.copytree(run.adapter, temporary / "adapter")
-    shutil.copytree(run.merged, temporary / MODEL, copy_function=_link)
+    shutil.copytree(run.merged, temporary / MODEL, copy_function=link_or_copy)
 
 
-def _link(source: str, target: str) -> Any:
+def link_or_copy(source: str, target: str) -> Any:
+    """Give a file a second name; where that cannot be, a copy of it."""
     try:
         os.link(os.path.realpath(source), target)
     except OSError:  # on another disk, or one without links

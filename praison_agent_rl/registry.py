@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
-from praison_agent_rl.checksums import faults_of, hash_bytes
+from praison_agent_rl.checksums import faults_of, hash_bytes, in_short
 from praison_agent_rl.errors import ConfigError, VersionDamaged, VersionError
 from praison_agent_rl.forcing import RECORD, mark_forced, unmark_forced
 from praison_agent_rl.pointers import CURRENT, current_in, held, history_in, told, write_pointer, written_pointer
@@ -222,7 +222,7 @@ def promote(
     version = read_version(home, agent, name)
     _check_gate(version, force=force)
     if by == "promote" and (faults := verify(version)):
-        raise VersionDamaged(f"{name} of agent {agent!r} is damaged and was not promoted: {_shown(faults)}")
+        raise VersionDamaged(f"{name} of agent {agent!r} is damaged and was not promoted: {in_short(faults)}")
     with pointing(home, agent):
         model_of(version)  # here, as they can be pruned while they are verified
         before = _before(home, agent, by)
@@ -289,15 +289,11 @@ def _version_back(home: Path, agent: str, name: str, *, force: bool) -> Version:
     model_of(version)
     if not force and (faults := verify(version)):
         raise VersionDamaged(
-            f"{name} of agent {agent!r}, which answered before, is damaged and does not answer: {_shown(faults)}; make "
-            f"its weights again: praison-agent-rl versions restore {shlex.quote(agent)} {name}, or promote another "
-            "version; --force (force=True) goes back to it all the same"
+            f"{name} of agent {agent!r}, which answered before, is damaged and does not answer: {in_short(faults)}; "
+            f"make its weights again: praison-agent-rl versions restore {shlex.quote(agent)} {name}, or promote "
+            "another version; --force (force=True) goes back to it all the same"
         )
     return version
-
-
-def _shown(faults: list[str]) -> str:
-    return "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
 
 
 def _check_way_back(agent: str, pointer: Pointer | None) -> Pointer:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from praison_agent_rl.checksums import faults_of
+from praison_agent_rl.checksums import faults_of, in_short
 from praison_agent_rl.errors import PraisonRLError, VersionDamaged
 from praison_agent_rl.records import Plan, Version
 from praison_agent_rl.registry import MODEL, model_of, served_name
@@ -225,7 +225,6 @@ def _checked_base(version: Version) -> Path:
 
 def _check_files(version: Version, *, without: str | None = None) -> None:
     if faults := faults_of(Path(version.folder), without=without):
-        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise VersionDamaged(
-            f"{version.name} of agent {version.agent!r} is damaged and is not served: {'; '.join(faults[:5])}{more}"
+            f"{version.name} of agent {version.agent!r} is damaged and is not served: {in_short(faults)}"
         )

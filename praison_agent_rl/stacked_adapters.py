@@ -5,17 +5,13 @@ So all versions of an agent are served from one copy of its base, however often 
 
 import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from praison_agent_rl.checksums import combined, hash_bytes, hash_file, read_sums
 from praison_agent_rl.errors import ServerFailed, VersionError
-from praison_agent_rl.models import cache_folder
+from praison_agent_rl.models import cache_folder, make_once
 from praison_agent_rl.records import Version
 from praison_agent_rl.registry import MODEL, read_version
 
@@ -51,15 +47,7 @@ def one_adapter(versions: Sequence[Version]) -> Path:
         return folders[0]
     files = [folder / name for folder in folders for name in (CONFIG, TENSORS)]
     made = cache_folder() / "stacked" / hash_bytes("\n".join(map(hash_file, files)).encode())[:16]
-    if not (made / CONFIG).exists():
-        made.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".stacking-", dir=made.parent))
-        try:
-            stack(folders, scratch)
-            with suppress(OSError):  # where another process was faster, its result stands
-                os.rename(scratch, made)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+    make_once(made, CONFIG, lambda temporary: stack(folders, temporary))
     return made
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from praison_agent_rl.errors import ConfigError, ModelError
 from praison_agent_rl.estimate import free_disk, in_words
-from praison_agent_rl.publishing import sync_all
+from praison_agent_rl.publishing import link_or_copy, sync_all
 from praison_agent_rl.runs import sync_to_disk
 
 _SPARE = 64 * 2**20
@@ -84,12 +84,4 @@ def copy_files(source: Path, folder: Path, *, linked: bool = False) -> None:
 
     What a user gets is copied: a program that saves into it would write into a version's own weights.
     """
-    shutil.copytree(source, folder, copy_function=_link if linked else shutil.copy2, dirs_exist_ok=True)
-
-
-def _link(source: str, target: str) -> str:
-    try:
-        os.link(os.path.realpath(source), target)
-    except OSError:  # on another disk, or one without links
-        shutil.copy2(source, target)
-    return target
+    shutil.copytree(source, folder, copy_function=link_or_copy if linked else shutil.copy2, dirs_exist_ok=True)

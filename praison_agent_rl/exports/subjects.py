@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from praison_agent_rl import registry
+from praison_agent_rl.checksums import in_short
 from praison_agent_rl.errors import ConfigError, VersionDamaged, VersionError
 from praison_agent_rl.records import Comparison, MergeProof, Plan, Verdict, Version
 from praison_agent_rl.runs import RunFolder, read_record, slug
@@ -86,10 +87,9 @@ def check_exportable(subject: Subject, *, force: bool) -> None:
     if subject.version is None:
         check_weight_files(subject.model)
     if subject.version is not None and (faults := registry.verify(subject.version)):
-        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
         agent, name = shlex.quote(subject.version.agent), subject.version.name
         raise VersionDamaged(
-            f"{subject.label} is damaged and was not exported: {'; '.join(faults[:5])}{more}; make its weights again: "
+            f"{subject.label} is damaged and was not exported: {in_short(faults)}; make its weights again: "
             f"praison-agent-rl versions restore {agent} {name}"
         )
     if subject.passed is False and not force:

@@ -14,9 +14,9 @@ from praison_agent_rl.agent_rollouts.toolboxes import environment_of, tools_of
 from praison_agent_rl.checksums import hash_file
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import PraisonRLError
+from praison_agent_rl.libraries import library_versions
 from praison_agent_rl.models import require_training_stack
 from praison_agent_rl.planned_rewards import as_rewards
-from praison_agent_rl.planning import library_versions
 from praison_agent_rl.preflight import check_packages
 from praison_agent_rl.problems import Problems
 from praison_agent_rl.process_settings import best_device

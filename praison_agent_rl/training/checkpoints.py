@@ -4,7 +4,6 @@ A killed run, a full disk or a loss of power may all the same leave half of one;
 """
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import shutil
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from praison_agent_rl.errors import MissingExtra
+from praison_agent_rl.libraries import library_versions
+from praison_agent_rl.ranks import is_first, process_count
 from praison_agent_rl.runs import RunFolder, publish_folder, write_text
 
 RECORD = "checkpoint.json"
@@ -45,8 +46,8 @@ class Made(NamedTuple):
 
 def made_now(config: Mapping[str, Any]) -> Made:
     """What a checkpoint of a run with this configuration would be made with in this process."""
-    versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
-    return Made(settings_of(config), versions, int(os.environ.get("WORLD_SIZE", "1")))
+    installed = library_versions()
+    return Made(settings_of(config), {name: installed[name] for name in _LIBRARIES}, process_count())
 
 
 def settings_of(config: Mapping[str, Any]) -> str:
@@ -94,7 +95,7 @@ def checkpoint_of(run: RunFolder) -> Path | None:
     said.append(f"going on from {checkpoint.name}" if checkpoint else "no whole checkpoint: from the start")
     if checkpoint and (other := _made_otherwise(checkpoint, by)):
         said.append(f"{other}, so what follows is not bit for bit what it would have been")
-    if os.environ.get("RANK", "0") == "0":  # of several processes that torchrun started, the first tells
+    if is_first():
         for text in said:
             run.report_event("note", text=text)
     return checkpoint

@@ -57,8 +57,7 @@ class SavingPolicyTrainer(SavingTrainer, PolicyTrainer):
 
     def is_exact_here(self) -> bool:
         """Whether no rollout is still to be used, since these are not saved; a pass over the prompts ends so, too."""
-        used: int = self._step % (self.args.steps_per_generation * self.num_iterations)
-        return used == 0
+        return self.is_between_generations()
 
 
 def train_grpo(

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
 from praison_agent_rl.errors import TrainingFailed
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.stop_requests import ENDING, heeding_signals, is_asked_to_end, take_back
+from praison_agent_rl.training.together import everywhere
 
 
 class RunInterrupted(TrainingFailed):
@@ -84,6 +84,4 @@ class Ending(TrainerCallback):  # type: ignore[misc]  # transformers is not type
 
     def _agreed(self) -> bool:
         """Whether any process was asked, so that all end at one step."""
-        if self._trainer.accelerator.num_processes == 1:
-            return self.asked
-        return any(gather_object([self.asked]))
+        return any(everywhere(self.asked))

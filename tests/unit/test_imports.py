@@ -339,6 +339,7 @@ ALLOWED: dict[str, set[str]] = {
         "transcripts",
     },
     "pair_sampling": {
+        "libraries",
         *LOW,
         "config",
         "records",
@@ -391,7 +392,7 @@ ALLOWED: dict[str, set[str]] = {
         "rewards",
         "runs",
     },
-    "training.checkpoints": {*LOW, "runs"},
+    "training.checkpoints": {"libraries", "ranks", *LOW, "runs"},
     "training.grpo": {
         "launchers",
         "ranks",
@@ -746,6 +747,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "pair_lengths": {*LOW, "config", "data", "models", "pair_texts"},
     "planning": {
+        "libraries",
         "backends",
         "launchers",
         "remote.refusals",
@@ -777,7 +779,7 @@ ALLOWED: dict[str, set[str]] = {
         "past",
         "watch_rows",
     },
-    "doctor": {*LOW, "records", "models", "estimate", "planning", "process_settings"},
+    "doctor": {"libraries", *LOW, "records", "models", "estimate", "process_settings"},
     "capture.replies": {"transcripts.plain_values"},
     "capture.outlets": {"capture.replies", "transcripts.masking", "transcripts.unwritten"},
     "capture.opened": {"capture.outlets", "transcripts.masking"},
@@ -1109,7 +1111,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "exports.ollama_templates": {"exports.go_families", "exports.go_templates", "exports.probes"},
     "exports.probes": set(),
-    "exports.subjects": {*LOW, "records", "registry", "runs", "weight_files"},
+    "exports.subjects": {"checksums", *LOW, "records", "registry", "runs", "weight_files"},
     "gateway": set(),
     "gateway.counting": set(),
     "gateway.front": {"gateway.counting", "gateway.lines", "gateway.offering", "serving"},
@@ -1120,13 +1122,13 @@ ALLOWED: dict[str, set[str]] = {
     "loading": {*LOW, "config", "preflight", "templates"},
     "remote": set(),
     "remote.carrying": {
+        "libraries",
         *LOW,
         "agent_rollouts.toolboxes",
         "checksums",
         "config",
         "models",
         "planned_rewards",
-        "planning",
         "preflight",
         "problems",
         "process_settings",
@@ -1198,8 +1200,9 @@ ALLOWED: dict[str, set[str]] = {
     "training.processes": {"child", "ranks", "runs"},
     "training.together": {"ranks"},
     "stop_requests": {"runs"},
-    "training.interruptions": {*LOW, "runs", "stop_requests"},
+    "training.interruptions": {"training.together", *LOW, "runs", "stop_requests"},
     "training.saving": {"runs", "training.checkpoints", "training.interruptions"},
+    "libraries": set(),
 }
 TOP = (
     "drafting",
