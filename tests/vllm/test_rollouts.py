@@ -13,6 +13,7 @@ from praison_agent_rl.models import EMBEDDED, find_weights, plain_weights
 from praison_agent_rl.rollouts import Sampling
 from praison_agent_rl.vllm_rollouts import VllmSampler, start_sampling_server
 from praison_agent_rl.vllm_serving import EXECUTABLE, VllmServer
+from tests.vllm.policies import adapted
 
 if shutil.which(os.environ.get(EXECUTABLE, "")) is None:
     pytest.skip(f"{EXECUTABLE} names no command vllm; make test-vllm installs one", allow_module_level=True)
@@ -33,21 +34,6 @@ def server(base: str) -> Iterator[VllmServer]:
     server = start_sampling_server(base, rank=8, longest=256, options=["--enforce-eager", "--dtype", "bfloat16"])
     yield server
     server.stop()
-
-
-def adapted(base: str, seed: int) -> Any:
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    torch.manual_seed(seed)
-    policy = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
-    with torch.no_grad():
-        for name, weights in policy.named_parameters():
-            if "lora_B" in name:
-                weights.normal_(std=0.05)  # enough that the likeliest tokens are others
-    return policy.eval()
 
 
 def log_probs_of(policy: Any, prompt: list[int], ids: list[int], temperature: float) -> Any:

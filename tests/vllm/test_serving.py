@@ -16,6 +16,7 @@ from praison_agent_rl.publishing import publish_version
 from praison_agent_rl.vllm_serving import EXECUTABLE, VllmServer
 from tests.finished_runs import finished_run
 from tests.gateways import ask, eventually, gateway, get, opener
+from tests.vllm.policies import adapted
 
 if shutil.which(os.environ.get(EXECUTABLE, "")) is None:
     pytest.skip(f"{EXECUTABLE} names no command vllm; make test-vllm installs one", allow_module_level=True)
@@ -37,26 +38,11 @@ def home(in_tmp: Path, base: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in range(3):
         run = finished_run(place / "runs" / str(number), trained_on, agent="helper", parent=parent)
         shutil.rmtree(run.adapter)
-        save_adapter(base, run.adapter, seed=number)
+        adapted(base, seed=number).save_pretrained(run.adapter)
         made = publish_version(place, "helper", run)
         if number == 1:
             trained_on, parent = Path(made.folder) / "model", made.name
     return place
-
-
-def save_adapter(base: str, folder: Path, seed: int) -> None:
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    torch.manual_seed(seed)
-    policy = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
-    with torch.no_grad():
-        for name, weights in policy.named_parameters():
-            if "lora_B" in name:
-                weights.normal_(std=0.05)  # enough that the likeliest tokens are others
-    policy.save_pretrained(folder)
 
 
 def said(running: Any, name: str, **more: Any) -> tuple[str, str]:
