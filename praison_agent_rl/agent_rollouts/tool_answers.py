@@ -5,7 +5,7 @@ import difflib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from praison_agent_rl.agent_rollouts.replays import text_told
@@ -71,7 +71,7 @@ class NamedTools(dict[str, Tool]):
 
 
 def in_time(tool: Tool, seconds: float) -> Tool:
-    """``tool``, whose calls fail where they take longer than ``seconds``.
+    """``tool``, whose calls fail where they take longer than ``seconds``, or end the program (``sys.exit``).
 
     A coroutine that keeps its event loop to itself is not ended, nor is code that does not let go of the interpreter.
     """
@@ -80,7 +80,7 @@ def in_time(tool: Tool, seconds: float) -> Tool:
 
         @functools.wraps(tool)
         async def awaited(*given: Any, **named: Any) -> Any:
-            task = asyncio.ensure_future(tool(*given, **named))
+            task = asyncio.ensure_future(_not_ending(tool(*given, **named)))
             done, _ = await asyncio.wait({task}, timeout=seconds)
             if not done:
                 task.cancel()  # and not waited for: it may not heed it
@@ -95,8 +95,22 @@ def in_time(tool: Tool, seconds: float) -> Tool:
             return within(seconds, functools.partial(tool, *given, **named))
         except TimedOut:
             raise TimeoutError(late) from None
+        except SystemExit as end:
+            raise _ended_by(end) from end
 
     return called
+
+
+async def _not_ending(call: Awaitable[Any]) -> Any:
+    """What a call comes to; asyncio lets SystemExit end the thread of its loop, for which others wait."""
+    try:
+        return await call
+    except SystemExit as end:
+        raise _ended_by(end) from end
+
+
+def _ended_by(end: SystemExit) -> RuntimeError:
+    return RuntimeError(f"Tool ended the program (SystemExit: {end.code})")
 
 
 def acting_in_time(environment: type, seconds: float) -> type:

@@ -241,3 +241,24 @@ def test_a_process_ends_though_tools_hung(tmp_path: Path) -> None:
         "error": "Tool 'x' not found. Available tools: []",
         "available_tools": [],
     }
+
+
+def test_a_tool_that_ends_the_program_is_a_failed_call_and_its_loop_goes_on():
+    def leaves(thing: str) -> str:
+        raise SystemExit(3)
+
+    async def leaves_later(thing: str) -> str:
+        raise SystemExit(3)
+
+    with pytest.raises(RuntimeError, match=r"^Tool ended the program \(SystemExit: 3\)$"):
+        in_time(leaves, 5)("sun")
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)  # as TRL runs tools that it awaits
+    thread.start()
+    asked = asyncio.run_coroutine_threadsafe(in_time(leaves_later, 5)("sun"), loop)
+    with pytest.raises(RuntimeError, match=r"^Tool ended the program \(SystemExit: 3\)$"):
+        asked.result(30)
+    assert thread.is_alive()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(30)
+    loop.close()
