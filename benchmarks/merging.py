@@ -89,9 +89,9 @@ def merge(way: str, base: Path, adapter: Path, out: Path) -> dict[str, float]:
     from transformers.models.llama import modeling_llama  # noqa: F401 - so that it is not counted
 
     from praison_agent_rl.config import TrainConfig
-    from praison_agent_rl.streaming_merge import write_companions, write_merge
-    from praison_agent_rl.streaming_merge_plan import plan_merge
-    from praison_agent_rl.streaming_merge_proof import prove_tensors
+    from praison_agent_rl.streaming_merge.merge import write_companions, write_merge
+    from praison_agent_rl.streaming_merge.plan import plan_merge
+    from praison_agent_rl.streaming_merge.proof import prove_tensors
 
     config = TrainConfig.load(need_model=False, need_data=False)
     Path("/proc/self/clear_refs").write_text("5")

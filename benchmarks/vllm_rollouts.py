@@ -20,7 +20,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 
 from praison_agent_rl.models import EMBEDDED, find_weights, plain_weights
 from praison_agent_rl.rollouts import Sampling
-from praison_agent_rl.vllm_rollouts import VllmSampler, start_sampling_server
+from praison_agent_rl.vllm_servers.rollouts import VllmSampler, start_sampling_server
 
 PROMPT_TOKENS = 200
 SIZES = ((1, 1), (8, 1), (8, 8), (32, 1), (32, 32))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from praison_agent_rl.evaluating import Evaluation
     from praison_agent_rl.improvement import Improvement
     from praison_agent_rl.records import Feedback, Pointer, Run, Version
+    from praison_agent_rl.reward_trials.trying import Trials
     from praison_agent_rl.trained_rewards import TrainedReward
-    from praison_agent_rl.trying import Trials
 
 __version__ = "0.1.0"
 __all__ = [
@@ -120,10 +120,10 @@ def evaluate(subject: Any, **options: Any) -> "Evaluation":
 def sample_pairs(model: Any, reward_funcs: Any, **options: Any) -> "BuiltDataset":
     """Preference pairs from answers of an agent's model to its recorded prompts, the best against the worst by rewards.
 
-    ``model`` is the agent, or its weights by name; what else a `pair_sampling.Sampling` holds, and ``store``, ``out``
-    and ``runs`` of `pair_sampling.sample_pairs`, are keywords.
+    ``model`` is the agent, or its weights by name; what else a `pairs.sampling.Sampling` holds, and ``store``, ``out``
+    and ``runs`` of `pairs.sampling.sample_pairs`, are keywords.
     """
-    from praison_agent_rl import pair_sampling
+    from praison_agent_rl.pairs import sampling as pair_sampling
 
     places = {name: options.pop(name) for name in ("store", "out", "options", "runs") if name in options}
     sampling = pair_sampling.Sampling(model=model, reward_funcs=reward_funcs, **options)
@@ -138,8 +138,8 @@ def pure(tool: Any) -> Any:
 
 
 def try_rewards(*rewards: Any, **options: Any) -> "Trials":
-    """Try rewards before anything is trained, on recorded answers or others; see `praison_agent_rl.trying`."""
-    from praison_agent_rl import trying
+    """Try rewards before anything is trained, on recorded answers or others; see `reward_trials.trying`."""
+    from praison_agent_rl.reward_trials import trying
 
     return trying.try_rewards(*rewards, **options)
 

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from praison_agent_rl import cli_doctor, cli_export, cli_recorded, cli_rewards, cli_running, cli_serve, cli_versions
-from praison_agent_rl.cli_errors import Guarded, guard, guarded, stop_on_closed_pipe
+from praison_agent_rl.commands import doctor, export, recorded, rewards, running, versions
+from praison_agent_rl.commands.errors import Guarded, guard, guarded, stop_on_closed_pipe
+from praison_agent_rl.commands.serve import ServeOptions, named, serve_agents
 from praison_agent_rl.remote.flags import remote_of_flags
 from praison_agent_rl.runs import HOME
 
@@ -72,13 +73,13 @@ def train(
 ) -> None:
     """Train a model from a configuration file and compare it with its base on held-out prompts."""
     if stop is not None:
-        guard(debug, lambda: cli_running.stop(stop))
+        guard(debug, lambda: running.stop(stop))
         return
     there = remote_of_flags(host=remote_host, python=remote_python, workdir=remote_workdir, gpus=remote_gpus)
     flags = {"launch": {"nproc": nproc} if nproc else None, "remote": there}
     given = {key: value for key, value in flags.items() if value}
     sets = set_ or []
-    guard(debug, lambda: cli_running.train(config, dry_run=dry_run, resume=resume, overrides=sets, flags=given))
+    guard(debug, lambda: running.train(config, dry_run=dry_run, resume=resume, overrides=sets, flags=given))
 
 
 @app.command()
@@ -104,8 +105,8 @@ def improve(
     """Improve an agent; what is better becomes its current version, which attached processes follow."""
     options = {"data": data, "base_model": base_model, "promote": promote, "force": force}
     there = remote_of_flags(host=remote_host, python=remote_python, workdir=remote_workdir, gpus=remote_gpus)
-    source = cli_running.with_flags(config, {"remote": there}) if there else config
-    guard(debug, lambda: cli_running.improve(agent, reward, {**options, "config": source}, set_ or []))
+    source = running.with_flags(config, {"remote": there}) if there else config
+    guard(debug, lambda: running.improve(agent, reward, {**options, "config": source}, set_ or []))
 
 
 @app.command()
@@ -127,7 +128,7 @@ def evaluate(
 ) -> None:
     """Compare two models, versions or agents on the same prompts; nothing is trained or changed."""
     options = {"data": data, "reward_funcs": reward, "base_model": base_model, "samples": samples, "config": config}
-    guard(debug, lambda: cli_running.evaluate(subject, against, {**options, "run_tools": run_tools}, set_ or []))
+    guard(debug, lambda: running.evaluate(subject, against, {**options, "run_tools": run_tools}, set_ or []))
 
 
 @app.command()
@@ -148,24 +149,24 @@ def serve(
     debug: Debug = False,
 ) -> None:
     """Serve agents' current versions, for agents elsewhere, until Ctrl-C; PRAISON_AGENT_RL_KEY is the key."""
-    given = cli_serve.ServeOptions(
+    given = ServeOptions(
         home=home, host=host, port=port, backend=backend, device=device, vllm_options=vllm_options, drain=drain
     )
-    guard(debug, lambda: cli_serve.serve_agents(cli_serve.named(agents, version), given))
+    guard(debug, lambda: serve_agents(named(agents, version), given))
 
 
 @app.command()
 def demo(debug: Debug = False) -> None:
     """Watch an agent on the embedded model get better; about five minutes on two cores, offline."""
-    guard(debug, cli_running.demo)
+    guard(debug, running.demo)
 
 
-app.command("export")(guarded(cli_export.export_command))
-app.add_typer(cli_recorded.transcripts, name="transcripts", cls=Guarded)
-app.add_typer(cli_recorded.dataset, name="dataset", cls=Guarded)
-app.add_typer(cli_doctor.doctor, name="doctor", cls=Guarded)
-app.add_typer(cli_rewards.rewards, name="rewards", cls=Guarded)
-app.add_typer(cli_versions.versions, name="versions", cls=Guarded)
+app.command("export")(guarded(export.export_command))
+app.add_typer(recorded.transcripts, name="transcripts", cls=Guarded)
+app.add_typer(recorded.dataset, name="dataset", cls=Guarded)
+app.add_typer(doctor.doctor, name="doctor", cls=Guarded)
+app.add_typer(rewards.rewards, name="rewards", cls=Guarded)
+app.add_typer(versions.versions, name="versions", cls=Guarded)
 
 
 if __name__ == "__main__":

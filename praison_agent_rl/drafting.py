@@ -14,7 +14,7 @@ from praison_agent_rl.dataset_building import BuildOptions, build_dataset
 from praison_agent_rl.errors import ConfigError, DataError
 from praison_agent_rl.hosting import recorded_runs
 from praison_agent_rl.models import find_weights, require_training_stack, weights_beneath
-from praison_agent_rl.pair_texts import explicit
+from praison_agent_rl.pairs.texts import explicit
 from praison_agent_rl.past import Past, Rival, earlier_prompts, recorded_answers, recorded_incumbent
 from praison_agent_rl.planning import Draft, Problems
 from praison_agent_rl.records import FEWEST_PROMPTS, Pointer, Version

@@ -13,7 +13,7 @@ from typing import Any
 
 from praison_agent_rl.errors import ConfigError, MissingExtra
 from praison_agent_rl.records import Run
-from praison_agent_rl.reward_names import cause_of, did_you_mean, importing_from, parameters_of, short
+from praison_agent_rl.scoring.names import cause_of, did_you_mean, importing_from, parameters_of, short
 
 _NO_TOOLS = ("reset", "get_reward")
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -19,9 +19,9 @@ from praison_agent_rl.pairing import (
     values_of,
 )
 from praison_agent_rl.records import Answer, Comparison, Run
-from praison_agent_rl.reward_calls import Caller
 from praison_agent_rl.rewards import Reward, Text, total
 from praison_agent_rl.run_views import run_messages
+from praison_agent_rl.scoring.calls import Caller
 
 Calling = Callable[[Sequence[Reward]], Caller]
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import SecretStr
 
 from praison_agent_rl.errors import RewardError
-from praison_agent_rl.judge_budget import JudgeUsage
-from praison_agent_rl.judge_calls import Asker
-from praison_agent_rl.judge_replies import Fault, Reading, read_scores
-from praison_agent_rl.judge_settings import Options, read_secret, read_settings
-from praison_agent_rl.judge_texts import (
+from praison_agent_rl.judging.budget import JudgeUsage
+from praison_agent_rl.judging.calls import Asker
+from praison_agent_rl.judging.replies import Fault, Reading, read_scores
+from praison_agent_rl.judging.settings import Options, read_secret, read_settings
+from praison_agent_rl.judging.texts import (
     FORMAT,
     Criterion,
     Question,

@@ -32,14 +32,14 @@ from praison_agent_rl.errors import ModelError, RewardError, TrainingFailed
 from praison_agent_rl.evaluation import Calling, by_distinct_prompt, compare, score_answers
 from praison_agent_rl.gate import Evidence, judge
 from praison_agent_rl.models import load_tokenizer, plain_weights
-from praison_agent_rl.pair_measuring import with_preferences
+from praison_agent_rl.pairs.measuring import with_preferences
 from praison_agent_rl.parity import check_gap, likelihood_gap
 from praison_agent_rl.past import VERSION_COLUMN
 from praison_agent_rl.planned_rewards import as_rewards
 from praison_agent_rl.records import Answer, Plan
-from praison_agent_rl.reward_calls import caller_for
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder, write_record
+from praison_agent_rl.scoring.calls import caller_for
 
 GUARD_KINDS = ("control", "earlier")
 MOST_LIKELIHOODS = 64

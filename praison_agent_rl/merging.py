@@ -1,6 +1,6 @@
 """Merge an adapter into the full-precision weights that it was trained on, and prove the merge before it counts.
 
-Shard by shard where that is exact (``streaming_merge``), else by PEFT in memory. Both are proved.
+Shard by shard where that is exact (``streaming_merge.merge``), else by PEFT in memory. Both are proved.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from praison_agent_rl.estimate import total_memory
 from praison_agent_rl.models import load_model, load_scorer, load_tokenizer, plain_weights, stored_dtype
 from praison_agent_rl.records import MergeProof
 from praison_agent_rl.runs import publish_folder
-from praison_agent_rl.streaming_merge import need_disk, write_companions, write_merge
-from praison_agent_rl.streaming_merge_plan import CannotStream, MergePlan, plan_merge
-from praison_agent_rl.streaming_merge_proof import ALLOWED, TensorProof, prove_tensors
+from praison_agent_rl.streaming_merge.merge import need_disk, write_companions, write_merge
+from praison_agent_rl.streaming_merge.plan import CannotStream, MergePlan, plan_merge
+from praison_agent_rl.streaming_merge.proof import ALLOWED, TensorProof, prove_tensors
 from praison_agent_rl.weight_files import check_adapter_files, check_weight_files
 
 TOLERANCE_FLOAT32 = 1e-3

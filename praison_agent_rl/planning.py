@@ -30,8 +30,8 @@ from praison_agent_rl.hosting import Hosting
 from praison_agent_rl.launchers import check_launch
 from praison_agent_rl.libraries import library_versions
 from praison_agent_rl.models import find_weights, require_training_stack
-from praison_agent_rl.pair_lengths import check_lengths, mean_tokens
-from praison_agent_rl.pair_texts import explicit
+from praison_agent_rl.pairs.lengths import check_lengths, mean_tokens
+from praison_agent_rl.pairs.texts import explicit
 from praison_agent_rl.past import Past, choose_earlier
 from praison_agent_rl.planned_rewards import plan_rewards
 from praison_agent_rl.preflight import (
@@ -46,11 +46,11 @@ from praison_agent_rl.process_settings import best_device as best_device  # told
 from praison_agent_rl.recorded_calls import write_calls
 from praison_agent_rl.records import Call, GateRules, Plan, PlannedReward
 from praison_agent_rl.remote.refusals import check_possible
+from praison_agent_rl.reward_trials.short import SHORT, short_trial
 from praison_agent_rl.rewards import Reward, listed_specs, portable, prepare, require, resolve_all
 from praison_agent_rl.rollout_choice import RolloutChoice, choose_rollout
 from praison_agent_rl.runs import HOME, RunFolder, now, slug, write_record
-from praison_agent_rl.short_trials import SHORT, short_trial
-from praison_agent_rl.vllm_serving import find_vllm
+from praison_agent_rl.vllm_servers.serving import find_vllm
 from praison_agent_rl.warm_examples import calls_to_keep
 from praison_agent_rl.watch_rows import put_aside
 from praison_agent_rl.weight_files import read_config

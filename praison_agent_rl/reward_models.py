@@ -7,7 +7,7 @@ from typing import Any, Literal
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import MissingExtra, ModelError, RewardError
 from praison_agent_rl.models import find_weights, load_scorer, load_tokenizer
-from praison_agent_rl.pair_texts import render_answer
+from praison_agent_rl.pairs.texts import render_answer
 from praison_agent_rl.reward_cards import find_reward_model
 from praison_agent_rl.sequence_scores import score_sequences
 

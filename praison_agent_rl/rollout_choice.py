@@ -11,8 +11,8 @@ from praison_agent_rl.errors import ConfigError, PraisonRLError, RewardError
 from praison_agent_rl.hosting import Hosting, hosting_of, named_agent
 from praison_agent_rl.models import load_tokenizer, plain_weights
 from praison_agent_rl.problems import Problems
-from praison_agent_rl.reward_names import find
-from praison_agent_rl.reward_specs import listed_specs, read_spec
+from praison_agent_rl.scoring.names import find
+from praison_agent_rl.scoring.specs import listed_specs, read_spec
 
 
 @dataclass(frozen=True)

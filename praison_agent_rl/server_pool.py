@@ -182,7 +182,7 @@ def base_name(version: Version) -> str:
 
 def _by_vllm(version: Version, name: str, options: tuple[str, ...]) -> ServerAddress:
     from praison_agent_rl.stacked_adapters import lineage, one_adapter
-    from praison_agent_rl.vllm_serving import check_servable
+    from praison_agent_rl.vllm_servers.serving import check_servable
 
     folder = Path(version.folder)
 
@@ -201,7 +201,7 @@ def _by_vllm(version: Version, name: str, options: tuple[str, ...]) -> ServerAdd
 def _vllm_of(version: Version, adapter: Path, options: tuple[str, ...]) -> ServerAddress:
     """An address of the vLLM server for the weights that the version was trained on, and for such adapters."""
     from praison_agent_rl.models import plain_weights
-    from praison_agent_rl.vllm_serving import fitting_rank, rank_of, start_vllm_server
+    from praison_agent_rl.vllm_servers.serving import fitting_rank, rank_of, start_vllm_server
 
     base = plain_weights(str(_checked_base(version)))
     # where the options have a rank, vLLM takes theirs, as the later of two

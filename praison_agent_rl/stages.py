@@ -18,8 +18,8 @@ from praison_agent_rl.errors import PraisonRLError, RewardError, TrainingFailed
 from praison_agent_rl.measuring import judge_run, measure, results_of, rows_as_asked
 from praison_agent_rl.merging import merge_adapter, merge_scorer
 from praison_agent_rl.models import load_tokenizer, plain_weights, render_prompts
-from praison_agent_rl.pair_measuring import measure_reward_model
-from praison_agent_rl.pair_texts import render_pairs
+from praison_agent_rl.pairs.measuring import measure_reward_model
+from praison_agent_rl.pairs.texts import render_pairs
 from praison_agent_rl.parity import check_parity
 from praison_agent_rl.planned_rewards import as_rewards
 from praison_agent_rl.ranks import LOST, Follower, is_first, is_lost_connection, use_own_device

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from praison_agent_rl.vllm_rollouts import ForeignServer
+from praison_agent_rl.vllm_servers.rollouts import ForeignServer
 
 END = 9
 KEY = "key"

@@ -12,7 +12,7 @@ from praison_agent_rl.agent_rollouts.trl_tools import check_trl_tools, trl_tools
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.environments import check_environment, methods_that_act, resolve_environment
 from praison_agent_rl.errors import ConfigError
-from praison_agent_rl.reward_names import collect, find, importing_from
+from praison_agent_rl.scoring.names import collect, find, importing_from
 
 Tool = Callable[..., Any]
 

@@ -15,7 +15,7 @@ from praison_agent_rl.agent_rollouts.replays import Replays, value_told_as
 from praison_agent_rl.agent_rollouts.stand_ins import StandIn, with_tools
 from praison_agent_rl.errors import AgentError, ConfigError, RewardError
 from praison_agent_rl.records import Run
-from praison_agent_rl.reward_names import did_you_mean, find, parameters_of, short, takes
+from praison_agent_rl.scoring.names import did_you_mean, find, parameters_of, short, takes
 
 __all__ = ["PlannedTool", "ToolPlan", "agent_tools", "is_pure", "plan_tools", "pure", "stand_in"]
 

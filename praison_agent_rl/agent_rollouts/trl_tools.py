@@ -13,7 +13,7 @@ from praison_agent_rl.agent_rollouts.agent_tools import AgentTool, own_tool, own
 from praison_agent_rl.agent_rollouts.tool_answers import told_result
 from praison_agent_rl.agent_rollouts.tools import PlannedTool, ToolPlan, plan_tools, stand_in
 from praison_agent_rl.errors import ConfigError
-from praison_agent_rl.reward_names import short
+from praison_agent_rl.scoring.names import short
 
 Tool = Callable[..., Any]
 

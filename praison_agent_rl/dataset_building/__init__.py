@@ -60,7 +60,7 @@ def build_dataset(
 
     ``kind`` may also be said by the options. A pair is a prompt with a better answer (``chosen``) and a worse one
     (``rejected``): from corrections, from ratings of answers to the same prompt, and from answers that the agent's own
-    guardrail or reflection took back. ``pair_sampling.sample_pairs`` samples answers besides.
+    guardrail or reflection took back. ``pairs.sampling.sample_pairs`` samples answers besides.
 
     ``out`` is the folder to write, by default ``.praisonai/rl/datasets/<agent>`` (``<agent>-pairs``), with something
     added to the name where that folder is another agent's (``a b`` and ``a/b`` are both ``a_b``). Where it holds a

@@ -13,8 +13,8 @@ from praison_agent_rl.exports.jobs import Job, Written
 from praison_agent_rl.exports.subjects import Subject
 from praison_agent_rl.models import plain_weights
 from praison_agent_rl.runs import write_text
-from praison_agent_rl.vllm_adapters import make_servable, why_not_servable
-from praison_agent_rl.vllm_serving import fitting_rank, rank_of
+from praison_agent_rl.vllm_servers.adapters import make_servable, why_not_servable
+from praison_agent_rl.vllm_servers.serving import fitting_rank, rank_of
 
 _CONFIG = "adapter_config.json"
 _TEMPLATE = "chat_template.jinja"

@@ -24,8 +24,8 @@ from praison_agent_rl.models import load_tokenizer
 from praison_agent_rl.planned_rewards import as_rewards
 from praison_agent_rl.process_settings import best_device
 from praison_agent_rl.records import Answer, Plan
-from praison_agent_rl.reward_calls import caller_for
 from praison_agent_rl.runs import RunFolder, read_record, write_record
+from praison_agent_rl.scoring.calls import caller_for
 
 MOST_PROMPTS = 64
 """Held-out prompts that an export is asked, evenly spaced among all."""

@@ -15,7 +15,7 @@ from praison_agent_rl.exports.made import Check
 from praison_agent_rl.process_settings import best_device
 from praison_agent_rl.records import Record
 from praison_agent_rl.runs import read_record, write_record
-from praison_agent_rl.vllm_serving import find_vllm
+from praison_agent_rl.vllm_servers.serving import find_vllm
 
 Loader = Literal["transformers", "transformers' GGUF reader", "llama.cpp", "vLLM"]
 SAME, ROUNDED, QUANTISED = 0.02, 0.05, 0.1

@@ -23,7 +23,7 @@ from praison_agent_rl.exports.made import Check, Options, Target
 from praison_agent_rl.exports.merged import stage, write_merged
 from praison_agent_rl.exports.ollama import check_name, write_ollama
 from praison_agent_rl.exports.subjects import Subject
-from praison_agent_rl.vllm_adapters import why_not_servable
+from praison_agent_rl.vllm_servers.adapters import why_not_servable
 
 
 class Kind(NamedTuple):

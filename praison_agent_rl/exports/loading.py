@@ -15,8 +15,8 @@ from praison_agent_rl.exports.llama_python import ask_llama
 from praison_agent_rl.models import load_tokenizer, render_prompts
 from praison_agent_rl.records import Plan
 from praison_agent_rl.rollouts import Sampling
-from praison_agent_rl.vllm_rollouts import VllmSampler, start_sampling_server
-from praison_agent_rl.vllm_serving import rank_of
+from praison_agent_rl.vllm_servers.rollouts import VllmSampler, start_sampling_server
+from praison_agent_rl.vllm_servers.serving import rank_of
 
 
 class Given(NamedTuple):

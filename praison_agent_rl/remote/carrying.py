@@ -24,7 +24,7 @@ from praison_agent_rl.remote.refusals import planned_in
 from praison_agent_rl.remote.there import RESULT, answer
 from praison_agent_rl.runs import RunFolder, write_text
 from praison_agent_rl.training.launch import launch_stages
-from praison_agent_rl.vllm_serving import find_vllm
+from praison_agent_rl.vllm_servers.serving import find_vllm
 
 STAYS = ("plan.json", "checkpoints")
 """What of the folder of a run is not brought home: the plan there is of the machine there."""

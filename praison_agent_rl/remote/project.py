@@ -9,7 +9,7 @@ from pathlib import Path
 
 from praison_agent_rl.errors import ConfigError
 from praison_agent_rl.estimate import in_words
-from praison_agent_rl.reward_names import importing_from
+from praison_agent_rl.scoring.names import importing_from
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _OURS = "praison_agent_rl"

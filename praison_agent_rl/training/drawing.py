@@ -15,7 +15,7 @@ from praison_agent_rl.ranks import is_first
 from praison_agent_rl.rollouts import Draw, Sampled, Sampling, declared_settings
 from praison_agent_rl.training.skipping import Scores, SkippingTrainer
 from praison_agent_rl.training.together import agreed
-from praison_agent_rl.vllm_rollouts import VllmSampler
+from praison_agent_rl.vllm_servers.rollouts import VllmSampler
 
 SAMPLERS: dict[str, Precision] = {"auto": "own", "exact": "own", "bfloat16": "bfloat16", "int8": "int8"}
 """What the decoder multiplies in, by the sampler of the configuration; the others have nothing to do with it."""

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from praison_agent_rl.reward_calls import told_of
 from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.scoring.calls import told_of
 from praison_agent_rl.training.adapters import trained_parts
 from praison_agent_rl.training.sampling import Signals
 

@@ -20,8 +20,8 @@ from praison_agent_rl.errors import ConfigError, ServerFailed
 from praison_agent_rl.ranks import is_first, process_count
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.training.checkpoints import newest_whole_checkpoint, step_of
-from praison_agent_rl.vllm_rollouts import ForeignServer, VllmSampler, start_sampling_server
-from praison_agent_rl.vllm_serving import VllmServer
+from praison_agent_rl.vllm_servers.rollouts import ForeignServer, VllmSampler, start_sampling_server
+from praison_agent_rl.vllm_servers.serving import VllmServer
 
 API_KEY = "PRAISON_AGENT_RL_VLLM_API_KEY"
 """Variable of the environment that holds the key of a server that runs elsewhere."""

@@ -20,8 +20,8 @@ from praison_agent_rl.data import Row
 from praison_agent_rl.errors import MissingExtra, TrainingFailed
 from praison_agent_rl.launchers import loading_device
 from praison_agent_rl.models import load_scorer, load_tokenizer, plain_weights
-from praison_agent_rl.pair_lengths import fitting, longest_of
-from praison_agent_rl.pair_texts import Rendered, render_pairs
+from praison_agent_rl.pairs.lengths import fitting, longest_of
+from praison_agent_rl.pairs.texts import Rendered, render_pairs
 from praison_agent_rl.preflight import check_adapter_targets
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.training.adapters import check_tensors, check_weights, publish_adapter, save_adapter

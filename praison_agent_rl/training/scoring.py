@@ -19,9 +19,9 @@ from praison_agent_rl.evaluation import Calling
 from praison_agent_rl.measuring import calling_for
 from praison_agent_rl.ranks import machine
 from praison_agent_rl.records import Run
-from praison_agent_rl.reward_calls import Caller, caller_for
 from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.scoring.calls import Caller, caller_for
 from praison_agent_rl.training.sampling import SignalTrainer
 from praison_agent_rl.training.together import everywhere
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from praison_agent_rl.cli_doctor import doctor
+from praison_agent_rl.commands.doctor import doctor
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.estimate import in_words
 from praison_agent_rl.resource_plan import demands, formulas

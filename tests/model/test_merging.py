@@ -10,11 +10,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from praison_agent_rl import merging, streaming_merge
+from praison_agent_rl import merging
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ModelError
 from praison_agent_rl.merging import TOLERANCE_16_BIT, TOLERANCE_FLOAT32, merge_adapter
 from praison_agent_rl.preflight import check_adapter_targets
+from praison_agent_rl.streaming_merge import merge as streaming_merge
 
 PROMPTS = [[0, 20, 30, 40], [0, 50, 60, 70, 80, 90, 100], [0, 11]]
 

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from praison_agent_rl.errors import ModelError
 from praison_agent_rl.merging import merge_adapter
-from praison_agent_rl.streaming_merge_plan import CannotStream, plan_merge
+from praison_agent_rl.streaming_merge.plan import CannotStream, plan_merge
 from tests.model.test_streaming_merge import PROJECTIONS, PROMPTS, adapter_for, base_of, config_of, on_disk
 
 INDEX = "model.safetensors.index.json"

@@ -8,7 +8,7 @@ import pytest
 from praison_agent_rl.data import check_rows, load_rows
 from praison_agent_rl.dataset_building import BuildOptions, build_dataset
 from praison_agent_rl.errors import DataError, ModelError, RewardError
-from praison_agent_rl.pair_sampling import Sampling, sample_pairs
+from praison_agent_rl.pairs.sampling import Sampling, sample_pairs
 from tests.unit.test_dataset_building import TOOLS, question, run, user
 from tests.unit.test_pairs import calls, corrected, round_of
 

@@ -18,8 +18,8 @@ from praison_agent_rl.data import read_rows
 from praison_agent_rl.errors import ConfigError, DataError, ModelError, RewardError
 from praison_agent_rl.improvement import Improvement, outcome_of, resume_run
 from praison_agent_rl.models import load_scorer, load_tokenizer
-from praison_agent_rl.pair_measuring import PairScore, by_prompt, preferences
-from praison_agent_rl.pair_texts import explicit, render_answer, render_pairs
+from praison_agent_rl.pairs.measuring import PairScore, by_prompt, preferences
+from praison_agent_rl.pairs.texts import explicit, render_answer, render_pairs
 from praison_agent_rl.planned_rewards import plan_rewards
 from praison_agent_rl.records import Plan, RewardCard
 from praison_agent_rl.reward_models import ModelReward

@@ -123,7 +123,7 @@ def test_all_versions_are_loaded_by_one_server_of_the_first_base(versions, tiny_
         started.append((base, max_rank))
         return FakeVllm()
 
-    monkeypatch.setattr("praison_agent_rl.vllm_serving.start_vllm_server", start)
+    monkeypatch.setattr("praison_agent_rl.vllm_servers.serving.start_vllm_server", start)
     addresses = [server_pool.serve_version(version, backend="vllm") for version in versions]
     addresses.append(server_pool.serve_base(versions[0], backend="vllm"))
     assert started == [(str(tiny_model), 64)]

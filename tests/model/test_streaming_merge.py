@@ -24,15 +24,17 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from praison_agent_rl import merging, streaming_merge, streaming_merge_files
+from praison_agent_rl import merging
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ModelError
 from praison_agent_rl.merging import merge_adapter, merge_scorer
 from praison_agent_rl.records import MergeProof
 from praison_agent_rl.report.sections import _merge_proof
-from praison_agent_rl.streaming_merge import write_merge
-from praison_agent_rl.streaming_merge_plan import CannotStream, plan_merge
-from praison_agent_rl.streaming_merge_proof import prove_tensors
+from praison_agent_rl.streaming_merge import files as streaming_merge_files
+from praison_agent_rl.streaming_merge import merge as streaming_merge
+from praison_agent_rl.streaming_merge.merge import write_merge
+from praison_agent_rl.streaming_merge.plan import CannotStream, plan_merge
+from praison_agent_rl.streaming_merge.proof import prove_tensors
 
 PROMPTS = [[0, 20, 30, 40], [0, 50, 60, 70, 80, 90, 100], [0, 11]]
 SIZES = {"vocab_size": 259, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -405,7 +407,8 @@ def test_a_merge_killed_midway_leaves_no_version_and_the_next_one_succeeds(tiny_
         """
         import sys, time
         from pathlib import Path
-        from praison_agent_rl import merging, streaming_merge_files
+        from praison_agent_rl import merging
+        from praison_agent_rl.streaming_merge import files as streaming_merge_files
         from praison_agent_rl.config import TrainConfig
         write = streaming_merge_files._write
         def stops(file, content):
@@ -441,8 +444,8 @@ MEASURED = textwrap.dedent(
     from pathlib import Path
     import torch
     from praison_agent_rl.config import TrainConfig
-    from praison_agent_rl.streaming_merge import merge_shards
-    from praison_agent_rl.streaming_merge_proof import prove_tensors
+    from praison_agent_rl.streaming_merge.merge import merge_shards
+    from praison_agent_rl.streaming_merge.proof import prove_tensors
 
     def kib(name):
         return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])

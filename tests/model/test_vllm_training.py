@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
-from praison_agent_rl import vllm_calls
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row
 from praison_agent_rl.errors import ServerFailed, TrainingFailed
@@ -23,7 +22,8 @@ from praison_agent_rl.rewards import Reward
 from praison_agent_rl.runs import RunFolder, now, write_record
 from praison_agent_rl.training.grpo import train_grpo
 from praison_agent_rl.training.policy_server import API_KEY
-from praison_agent_rl.vllm_serving import EXECUTABLE
+from praison_agent_rl.vllm_servers import calls as vllm_calls
+from praison_agent_rl.vllm_servers.serving import EXECUTABLE
 from tests.model.test_grpo import SETTINGS as OF_GRPO
 from tests.vllm_stand_in import KEY, Command, Drawing, ended, serving
 

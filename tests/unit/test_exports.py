@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from praison_agent_rl import registry
-from praison_agent_rl.cli_export import say_export
+from praison_agent_rl.commands.export import say_export
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ConfigError, MissingExtra, ModelError, VersionDamaged, VersionError
 from praison_agent_rl.exports import export, from_config, llama_programs, ollama
@@ -549,7 +549,7 @@ def test_a_file_without_keys_of_publishing_publishes_nothing(home: Path, in_tmp:
 
 def test_importing_the_exports_loads_nothing_heavy() -> None:
     code = (
-        "import sys, praison_agent_rl.cli_export, praison_agent_rl.exports\n"
+        "import sys, praison_agent_rl.commands.export, praison_agent_rl.exports\n"
         "print([n for n in ('torch', 'transformers', 'peft', 'gguf', 'huggingface_hub') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

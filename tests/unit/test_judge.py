@@ -21,10 +21,10 @@ from pydantic import SecretStr
 from praison_agent_rl.capture import open_recordings, record
 from praison_agent_rl.errors import MissingExtra, RewardError
 from praison_agent_rl.judge import JudgedScores, RelativeJudge, RubricJudge
-from praison_agent_rl.judge_replies import read_scores
-from praison_agent_rl.judge_texts import Question, orders, relative_request, rubric_request
-from praison_agent_rl.reward_calls import Caller, CallRules
+from praison_agent_rl.judging.replies import read_scores
+from praison_agent_rl.judging.texts import Question, orders, relative_request, rubric_request
 from praison_agent_rl.rewards import Reward, find_shape
+from praison_agent_rl.scoring.calls import Caller, CallRules
 from praison_agent_rl.transcripts import read_calls
 from tests.fakes import USAGE, FakeServer, _Handler, build_agent
 
@@ -819,7 +819,7 @@ def test_nothing_that_is_shown_or_kept_holds_the_key(
 
 
 def test_another_process_makes_the_same_judge_of_its_spec(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from praison_agent_rl.reward_specs import portable, resolve
+    from praison_agent_rl.scoring.specs import portable, resolve
 
     monkeypatch.setenv("JUDGE_KEY", KEY)
     made = [
@@ -846,7 +846,7 @@ def test_a_judge_with_its_key_in_code_cannot_be_named_and_says_so(
 
 
 def test_a_key_in_a_config_is_refused_and_not_repeated(server: JudgeServer) -> None:
-    from praison_agent_rl.reward_specs import resolve
+    from praison_agent_rl.scoring.specs import resolve
 
     with pytest.raises(RewardError, match="plain text") as raised:
         resolve({"reward": "praison_agent_rl.judge:RubricJudge", "api_key": KEY, "model": "m1", "criteria": "c"})

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from praison_agent_rl.reward_calls import Caller, CallRules
 from praison_agent_rl.rewards import Reward
+from praison_agent_rl.scoring.calls import Caller, CallRules
 
 
 class Talk:

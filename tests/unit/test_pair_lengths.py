@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from praison_agent_rl import pair_lengths
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import DataError, ModelError, RewardError
 from praison_agent_rl.estimate import estimate_run
-from praison_agent_rl.pair_lengths import check_lengths, fitting
-from praison_agent_rl.pair_texts import Rendered
+from praison_agent_rl.pairs import lengths as pair_lengths
+from praison_agent_rl.pairs.lengths import check_lengths, fitting
+from praison_agent_rl.pairs.texts import Rendered
 from praison_agent_rl.preflight import check_adapter_targets
 from praison_agent_rl.progress import RunProgress
 from praison_agent_rl.rewards import resolve

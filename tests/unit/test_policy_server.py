@@ -18,8 +18,8 @@ from praison_agent_rl.records import Plan
 from praison_agent_rl.rollouts import Sampling
 from praison_agent_rl.runs import RunFolder, now, write_record
 from praison_agent_rl.training.policy_server import API_KEY, policy_server
-from praison_agent_rl.vllm_rollouts import VllmSampler
-from praison_agent_rl.vllm_serving import EXECUTABLE
+from praison_agent_rl.vllm_servers.rollouts import VllmSampler
+from praison_agent_rl.vllm_servers.serving import EXECUTABLE
 from tests.vllm_stand_in import KEY, Command, StandIn, ended, serving
 
 LOCAL = "http://127.0.0.1:8000"

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from praison_agent_rl import estimate
-from praison_agent_rl.cli_doctor import doctor
+from praison_agent_rl.commands.doctor import doctor
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.control_groups import memory_limit
 from praison_agent_rl.errors import ConfigError

@@ -13,12 +13,12 @@ import time
 
 import pytest
 
-from praison_agent_rl import reward_keys
-from praison_agent_rl.reward_cache import RewardCache
-from praison_agent_rl.reward_calls import Caller
-from praison_agent_rl.reward_keys import identity, why_not_kept
 from praison_agent_rl.reward_library import contains, exact
 from praison_agent_rl.rewards import Reward, Shape
+from praison_agent_rl.scoring import keys as reward_keys
+from praison_agent_rl.scoring.cache import RewardCache
+from praison_agent_rl.scoring.calls import Caller
+from praison_agent_rl.scoring.keys import identity, why_not_kept
 
 CALLS = []
 
@@ -180,7 +180,7 @@ def test_a_full_or_failing_disk_is_said_once_and_costs_the_cache_only(error, pat
 
 
 def test_a_file_that_another_process_holds_for_long_is_passed_over(path, monkeypatch):
-    monkeypatch.setattr("praison_agent_rl.reward_cache._WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("praison_agent_rl.scoring.cache._WAIT_SECONDS", 0.05)
     said = []
     cache = RewardCache(path, warn=said.append)
     cache.write({b"a": 1.0})

@@ -19,9 +19,9 @@ import pytest
 
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.deadlines import TimedOut, within
-from praison_agent_rl.reward_calls import Caller, CallRules, caller_for, told_of
-from praison_agent_rl.reward_readings import Unsound, read_values
 from praison_agent_rl.rewards import Reward, Shape
+from praison_agent_rl.scoring.calls import Caller, CallRules, caller_for, told_of
+from praison_agent_rl.scoring.readings import Unsound, read_values
 
 PROMPTS = ["p"] * 8
 ANSWERS = [f"c{i}" for i in range(8)]
@@ -682,7 +682,7 @@ def test_a_hanging_call_can_be_interrupted_from_the_keyboard(kind, tmp_path):
     script = tmp_path / "hang.py"
     script.write_text(
         "import time\n"
-        "from praison_agent_rl.reward_calls import Caller\n"
+        "from praison_agent_rl.scoring.calls import Caller\n"
         "from praison_agent_rl.rewards import Reward\n"
         f"{kind} slow(completions):\n"
         "    print('begun', flush=True)\n"
@@ -800,7 +800,7 @@ def test_a_reward_that_forks_leaves_one_process_that_goes_on(tmp_path: Path) -> 
     program = textwrap.dedent(
         """
         import os, sys, time
-        from praison_agent_rl.reward_calls import Caller
+        from praison_agent_rl.scoring.calls import Caller
         from praison_agent_rl.rewards import Reward
 
         def forks(completions):

@@ -21,10 +21,10 @@ from praison_agent_rl import rewards
 from praison_agent_rl.answering import RawAnswer
 from praison_agent_rl.errors import RewardError
 from praison_agent_rl.evaluation import score_answers
+from praison_agent_rl.reward_trials.short import short_trial
+from praison_agent_rl.reward_trials.trials import RewardTrial
+from praison_agent_rl.reward_trials.trying import try_rewards
 from praison_agent_rl.rewards import prepare
-from praison_agent_rl.short_trials import short_trial
-from praison_agent_rl.trials import RewardTrial
-from praison_agent_rl.trying import try_rewards
 
 COLUMNS = {"answer": ["Paris", "Madrid", "Rome"]}
 CHAT = [[{"role": "user", "content": f"Capital of {land}?"}] for land in ("France", "Spain", "Italy")]

@@ -11,15 +11,15 @@ from praison_agent_rl.answering import RawAnswer
 from praison_agent_rl.errors import RewardError
 from praison_agent_rl.evaluation import score_answers
 from praison_agent_rl.records import Call, Run
-from praison_agent_rl.reward_cache import RewardCache
-from praison_agent_rl.reward_calls import Caller, CallRules
 from praison_agent_rl.reward_library import few_calls, right_tool
-from praison_agent_rl.reward_names import asked_views, needed_columns
-from praison_agent_rl.reward_readings import Fault, Stepped, read_values
+from praison_agent_rl.reward_trials.calls import Probe, Sample
+from praison_agent_rl.reward_trials.short import short_trial
+from praison_agent_rl.reward_trials.trying import try_rewards
 from praison_agent_rl.rewards import Reward, Shape, as_scores, find_shape, prepare
-from praison_agent_rl.short_trials import short_trial
-from praison_agent_rl.trial_calls import Probe, Sample
-from praison_agent_rl.trying import try_rewards
+from praison_agent_rl.scoring.cache import RewardCache
+from praison_agent_rl.scoring.calls import Caller, CallRules
+from praison_agent_rl.scoring.names import asked_views, needed_columns
+from praison_agent_rl.scoring.readings import Fault, Stepped, read_values
 
 QUICK = CallRules(timeout=20, retries=0, pause=0.001)
 QUESTIONS = [{"role": "user", "content": f"{n}+1?"} for n in range(4)]
@@ -236,7 +236,7 @@ def mixed_steps(completions, run):
 
 def test_trials_give_recorded_runs_as_they_were_recorded(monkeypatch, tmp_path):
     runs = [made_run(n, tools=n % 3, seconds=n + 1.0, id=f"r{n}") for n in range(4)]
-    monkeypatch.setattr("praison_agent_rl.trial_runs.read_runs", lambda store, agent: iter(runs))
+    monkeypatch.setattr("praison_agent_rl.reward_trials.runs.read_runs", lambda store, agent: iter(runs))
     trials = try_rewards([latency, calls_made, {"reward": recorded_id, "columns": {"source": "run"}}], store=tmp_path)
     low = {trial.name: (trial.low, trial.high) for trial in trials.rewards}
     assert low == {"latency": (-4.0, -1.0), "calls_made": (1.0, 3.0), "recorded_id": (0.0, 3.0)}

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import praison_agent_rl as rl
-from praison_agent_rl import cli_serve, registry, server_pool
-from praison_agent_rl.cli_serve import KEY_VARIABLE, ServeOptions, serve_agents
+from praison_agent_rl import registry, server_pool
+from praison_agent_rl.commands import serve
+from praison_agent_rl.commands.serve import KEY_VARIABLE, ServeOptions, serve_agents
 from praison_agent_rl.errors import ConfigError, ServerFailed, VersionError
 from praison_agent_rl.gateway.counting import merged
 from praison_agent_rl.gateway.running import listen
@@ -67,9 +68,9 @@ def test_options_of_vllm_are_checked_before_anything_starts(home, options, said)
 
 
 def test_a_version_is_of_one_agent():
-    assert cli_serve.named(["Help Desk"], "v3") == ["Help Desk@v3"] and cli_serve.named(["a", "b"], None) == ["a", "b"]
+    assert serve.named(["Help Desk"], "v3") == ["Help Desk@v3"] and serve.named(["a", "b"], None) == ["a", "b"]
     with pytest.raises(ConfigError, match="--version v3 is of one agent; of several, write AGENT@v3"):
-        cli_serve.named(["a", "b"], "v3")
+        serve.named(["a", "b"], "v3")
 
 
 def test_a_port_that_is_taken_and_a_host_that_is_none_are_told(in_tmp):
@@ -87,7 +88,7 @@ def test_it_says_how_to_ask_and_ends_where_nothing_ever_comes_up(home, monkeypat
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     with FakeStart() as start:
         open_ = lambda weights: serve_base(weights.version, start=start)  # noqa: E731
-        monkeypatch.setattr(cli_serve, "_opener", lambda given: open_)
+        monkeypatch.setattr(serve, "_opener", lambda given: open_)
         monkeypatch.setattr(server_pool, "_POOL", ServerPool(grace=0.1))
         start.failing = {"rl-helper-base"}
         with pytest.raises(ServerFailed, match="was told not to come up"):

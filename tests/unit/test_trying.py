@@ -14,11 +14,11 @@ import pytest
 import praison_agent_rl as rl
 from praison_agent_rl.errors import ConfigError, DataError, RewardError
 from praison_agent_rl.records import Call
+from praison_agent_rl.reward_trials.short import SHORT, short_trial
+from praison_agent_rl.reward_trials.trials import RewardTrial, TrialRules
+from praison_agent_rl.reward_trials.trying import Trials, try_rewards
 from praison_agent_rl.rewards import prepare
-from praison_agent_rl.short_trials import SHORT, short_trial
 from praison_agent_rl.transcripts import TranscriptWriter, feedback
-from praison_agent_rl.trials import RewardTrial, TrialRules
-from praison_agent_rl.trying import Trials, try_rewards
 
 CAPITALS = {
     "France": "Paris",

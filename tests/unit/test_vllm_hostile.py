@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from praison_agent_rl import vllm_adapters
 from praison_agent_rl.endpoints import list_models
 from praison_agent_rl.errors import ServerFailed, TrainingFailed
 from praison_agent_rl.rollouts import Sampling
-from praison_agent_rl.vllm_calls import Refused, ask
-from praison_agent_rl.vllm_rollouts import ForeignServer, Patience, VllmSampler
+from praison_agent_rl.vllm_servers import adapters as vllm_adapters
+from praison_agent_rl.vllm_servers.calls import Refused, ask
+from praison_agent_rl.vllm_servers.rollouts import ForeignServer, Patience, VllmSampler
 from tests.vllm_stand_in import END, StandIn, serving
 
 PLAIN = Sampling(max_tokens=3, ends=(END,))

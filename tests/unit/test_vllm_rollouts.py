@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from praison_agent_rl import vllm_rollouts
 from praison_agent_rl.errors import ConfigError, ServerFailed
 from praison_agent_rl.rollouts import Sampling
 from praison_agent_rl.serving import LOG
-from praison_agent_rl.vllm_adapters import why_not_servable
-from praison_agent_rl.vllm_calls import Refused
-from praison_agent_rl.vllm_rollouts import ForeignServer, Patience, VllmSampler, start_sampling_server
-from praison_agent_rl.vllm_serving import EXECUTABLE
+from praison_agent_rl.vllm_servers import rollouts as vllm_rollouts
+from praison_agent_rl.vllm_servers.adapters import why_not_servable
+from praison_agent_rl.vllm_servers.calls import Refused
+from praison_agent_rl.vllm_servers.rollouts import ForeignServer, Patience, VllmSampler, start_sampling_server
+from praison_agent_rl.vllm_servers.serving import EXECUTABLE
 from tests.vllm_stand_in import END, Command, StandIn, ended, serving
 
 PLAIN = Sampling(max_tokens=3, ends=(END,), seed=100)

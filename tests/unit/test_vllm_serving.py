@@ -26,7 +26,14 @@ from praison_agent_rl.publishing import publish_version
 from praison_agent_rl.records import Version
 from praison_agent_rl.server_pool import ServerPool, serve_version
 from praison_agent_rl.swap import server_of
-from praison_agent_rl.vllm_serving import EXECUTABLE, VllmServer, find_vllm, fitting_rank, rank_of, start_vllm_server
+from praison_agent_rl.vllm_servers.serving import (
+    EXECUTABLE,
+    VllmServer,
+    find_vllm,
+    fitting_rank,
+    rank_of,
+    start_vllm_server,
+)
 from tests.fakes import build_agent
 from tests.finished_runs import finished_run, weights_in
 from tests.gateways import answered_by, ask, gateway, get, opener

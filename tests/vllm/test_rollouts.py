@@ -11,8 +11,8 @@ import pytest
 
 from praison_agent_rl.models import EMBEDDED, find_weights, plain_weights
 from praison_agent_rl.rollouts import Sampling
-from praison_agent_rl.vllm_rollouts import VllmSampler, start_sampling_server
-from praison_agent_rl.vllm_serving import EXECUTABLE, VllmServer
+from praison_agent_rl.vllm_servers.rollouts import VllmSampler, start_sampling_server
+from praison_agent_rl.vllm_servers.serving import EXECUTABLE, VllmServer
 from tests.vllm.policies import adapted
 
 if shutil.which(os.environ.get(EXECUTABLE, "")) is None:

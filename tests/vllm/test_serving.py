@@ -13,7 +13,7 @@ import pytest
 from praison_agent_rl import registry
 from praison_agent_rl.models import EMBEDDED, find_weights, plain_weights
 from praison_agent_rl.publishing import publish_version
-from praison_agent_rl.vllm_serving import EXECUTABLE, VllmServer
+from praison_agent_rl.vllm_servers.serving import EXECUTABLE, VllmServer
 from tests.finished_runs import finished_run
 from tests.gateways import ask, eventually, gateway, get, opener
 from tests.vllm.policies import adapted

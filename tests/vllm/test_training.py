@@ -13,8 +13,8 @@ from praison_agent_rl.models import EMBEDDED, plain_weights
 from praison_agent_rl.planning import draft_from_config, write_run
 from praison_agent_rl.rollouts import Sampled, Sampling
 from praison_agent_rl.stages import planned_rewards, run_stages
-from praison_agent_rl.vllm_rollouts import VllmSampler
-from praison_agent_rl.vllm_serving import EXECUTABLE
+from praison_agent_rl.vllm_servers.rollouts import VllmSampler
+from praison_agent_rl.vllm_servers.serving import EXECUTABLE
 
 if shutil.which(os.environ.get(EXECUTABLE, "")) is None:
     pytest.skip(f"{EXECUTABLE} names no command vllm; make test-vllm installs one", allow_module_level=True)

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from praison_agent_rl.trials import RewardTrial
-    from praison_agent_rl.trying import Trials
+    from praison_agent_rl.reward_trials.trials import RewardTrial
+    from praison_agent_rl.reward_trials.trying import Trials
 
 rewards = typer.Typer(no_args_is_help=True, help="Try reward functions before anything is trained.")
 console = Console(soft_wrap=True, emoji=False)
@@ -45,7 +45,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON.")] = False,
 ) -> None:
     """Try each reward alone on recorded, given or made-up answers; exit code 1 if one is broken."""
-    from praison_agent_rl.trying import try_rewards
+    from praison_agent_rl.reward_trials.trying import try_rewards
 
     options: dict[str, Any] = {"prompts": prompts, "answers_each": answers_each, "timeout": timeout, "config": config}
     if store is not None:
@@ -81,7 +81,7 @@ def _rewards_print_to_stderr() -> Iterator[None]:
 
 
 def _show(trials: "Trials") -> None:
-    from praison_agent_rl.trying import lines_on
+    from praison_agent_rl.reward_trials.trying import lines_on
 
     _say(f"tried on {trials.answers} {trials.source} ({trials.prompts} prompts)")
     _print_table(list(_COLUMNS), [_row(trial) for trial in trials.rewards])

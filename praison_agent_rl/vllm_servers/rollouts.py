@@ -24,10 +24,10 @@ from praison_agent_rl.errors import ConfigError, ServerFailed
 from praison_agent_rl.process_settings import best_device
 from praison_agent_rl.rollouts import Sampled, Sampling
 from praison_agent_rl.serving import LOG
-from praison_agent_rl.vllm_adapters import save_servable
-from praison_agent_rl.vllm_calls import Refused, ask
-from praison_agent_rl.vllm_completions import completion_request, why_unreadable
-from praison_agent_rl.vllm_serving import VllmServer, rank_of, start_vllm_server
+from praison_agent_rl.vllm_servers.adapters import save_servable
+from praison_agent_rl.vllm_servers.calls import Refused, ask
+from praison_agent_rl.vllm_servers.completions import completion_request, why_unreadable
+from praison_agent_rl.vllm_servers.serving import VllmServer, rank_of, start_vllm_server
 
 _SAME = 0.02
 """Log-probabilities, in nats, that differ by less are equal but for rounding in 16 bits."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from praison_agent_rl.errors import ModelError
-from praison_agent_rl.streaming_merge_files import Stored, read_rows, rows_at_once, same_bytes, tensors_of
-from praison_agent_rl.streaming_merge_plan import Change, MergePlan
+from praison_agent_rl.streaming_merge.files import Stored, read_rows, rows_at_once, same_bytes, tensors_of
+from praison_agent_rl.streaming_merge.plan import Change, MergePlan
 
 ALLOWED = 1e-6
 """Largest difference in float32, before weights are rounded to what is stored, as a share of the largest weight."""

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from praison_agent_rl.agents import find_agent
-from praison_agent_rl.cli_errors import naming
+from praison_agent_rl.commands.errors import naming
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.config_files import read_source
 from praison_agent_rl.errors import ConfigError
@@ -83,7 +83,7 @@ def _joined(root: Path, config: TrainConfig) -> bool:
 
 def _publish(root: Path) -> None:
     """Publish what the run's configuration asks for, and say what came of it."""
-    from praison_agent_rl.cli_export import say_export
+    from praison_agent_rl.commands.export import say_export
     from praison_agent_rl.exports.from_config import publish_as_configured
 
     run = RunFolder(root)

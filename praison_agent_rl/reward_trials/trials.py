@@ -1,6 +1,6 @@
 """Measures one reward alone on answers: what it returns, how long it takes, and what its scores depend on.
 
-It calls the reward a few times and judges nothing; `trial_verdicts` does.
+It calls the reward a few times and judges nothing; `reward_trials.verdicts` does.
 """
 
 import inspect

@@ -9,8 +9,8 @@ from praison_agent_rl.data import Row, as_messages, prompt_key
 from praison_agent_rl.data_checks import check_rows
 from praison_agent_rl.errors import DataError
 from praison_agent_rl.records import Run
+from praison_agent_rl.reward_trials.calls import Sample
 from praison_agent_rl.rewards import Text, made_up_answers
-from praison_agent_rl.trial_calls import Sample
 
 _ANSWERED = ("completion", "completions")
 _HINTS = 3

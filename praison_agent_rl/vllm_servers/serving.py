@@ -20,8 +20,8 @@ from typing import Any
 from praison_agent_rl.child import last_lines, start_child
 from praison_agent_rl.errors import MissingExtra, ServerFailed, VersionError
 from praison_agent_rl.serving import LOG, Served, Server, ServerAddress, bring_up, free_port, new_home
-from praison_agent_rl.vllm_adapters import why_not_servable
-from praison_agent_rl.vllm_calls import Refused, ask
+from praison_agent_rl.vllm_servers.adapters import why_not_servable
+from praison_agent_rl.vllm_servers.calls import Refused, ask
 
 EXECUTABLE = "PRAISON_AGENT_RL_VLLM"
 """Variable of the environment that says where the command ``vllm`` is, if it is not on the path."""
@@ -109,7 +109,7 @@ def start_vllm_server(
         place = ["--host", "127.0.0.1", "--port", str(port)]
         lora = ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(_AT_ONCE)]
         process = start_child(
-            "praison_agent_rl.vllm_serving",
+            "praison_agent_rl.vllm_servers.serving",
             [command, "serve", base, "--served-model-name", base, *place, *lora, *options],
             log=home / LOG,
             env={"VLLM_API_KEY": key, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"},  # a key on the command line is seen

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from praison_agent_rl.errors import RewardError
-from praison_agent_rl.judge_replies import plain_name
+from praison_agent_rl.judging.replies import plain_name
 from praison_agent_rl.records import Record
 
 Text = str | Sequence[Mapping[str, Any]]

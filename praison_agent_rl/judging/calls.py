@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 from praison_agent_rl.endpoints import keep_loopback_off_proxies
 from praison_agent_rl.errors import MissingExtra, RewardError
-from praison_agent_rl.judge_budget import Budget, Claim, JudgeUsage
-from praison_agent_rl.judge_replies import Fault
-from praison_agent_rl.judge_settings import JudgeSettings
-from praison_agent_rl.judge_texts import Request
+from praison_agent_rl.judging.budget import Budget, Claim, JudgeUsage
+from praison_agent_rl.judging.replies import Fault
+from praison_agent_rl.judging.settings import JudgeSettings
+from praison_agent_rl.judging.texts import Request
 from praison_agent_rl.transcripts.redaction import mask_secrets
 
 _LOG = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ModelError
 from praison_agent_rl.estimate import free_disk, in_words
 from praison_agent_rl.models import load_tokenizer
-from praison_agent_rl.streaming_merge_files import (
+from praison_agent_rl.streaming_merge.files import (
     FLOATS,
     SINGLE,
     Stored,
@@ -22,7 +22,7 @@ from praison_agent_rl.streaming_merge_files import (
     write_index,
     write_shard,
 )
-from praison_agent_rl.streaming_merge_plan import Change, MergePlan, plan_merge
+from praison_agent_rl.streaming_merge.plan import Change, MergePlan, plan_merge
 
 _BESIDE_WEIGHTS = 32 * 2**20
 """Bytes of tokenizer, configs and index: up to 12 MB with a vocabulary of 150 000 (Qwen2.5), and room."""

@@ -13,7 +13,7 @@ from praison_agent_rl.errors import ModelError
 from praison_agent_rl.intervals import wilson
 from praison_agent_rl.loading import as_deployed
 from praison_agent_rl.models import load_scorer, load_tokenizer, plain_weights
-from praison_agent_rl.pair_texts import Rendered, explicit, render_pairs
+from praison_agent_rl.pairs.texts import Rendered, explicit, render_pairs
 from praison_agent_rl.records import FEWEST_PROMPTS, Answer, RewardCard
 from praison_agent_rl.runs import RunFolder, now, write_record
 from praison_agent_rl.sequence_scores import padded, score_sequences

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ModelError
 from praison_agent_rl.models import only_errors_of
-from praison_agent_rl.streaming_merge_files import FLOATS, INDEX, SINGLE, Stored, tensors_of
+from praison_agent_rl.streaming_merge.files import FLOATS, INDEX, SINGLE, Stored, tensors_of
 from praison_agent_rl.weight_files import read_config
 
 ADAPTER = "adapter_model.safetensors"

@@ -242,7 +242,7 @@ def _sources(module: str) -> str:
 @functools.cache
 def _version(package: str) -> str:
     if package == _OURS:  # it may run from a checkout, whose version stays the same for long
-        return _digest(*(path.read_text("utf-8") for path in sorted(Path(__file__).parent.rglob("*.py")))).hex()
+        return _digest(*(path.read_text("utf-8") for path in sorted(Path(__file__).parents[1].rglob("*.py")))).hex()
     if package in sys.stdlib_module_names:
         return platform.python_version()
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

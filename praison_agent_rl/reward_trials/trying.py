@@ -13,7 +13,14 @@ from praison_agent_rl.config_values import DatasetSpec
 from praison_agent_rl.data import Row, load_rows
 from praison_agent_rl.errors import ConfigError, RewardError
 from praison_agent_rl.records import Record
-from praison_agent_rl.reward_names import (
+from praison_agent_rl.reward_trials.answers import Answers, Limits, answers_of_rows, rows_with
+from praison_agent_rl.reward_trials.calls import Sample, staying_here
+from praison_agent_rl.reward_trials.forms import measure_in_form
+from praison_agent_rl.reward_trials.runs import answers_of_runs
+from praison_agent_rl.reward_trials.trials import Measured, RewardTrial, TrialRules, prefer
+from praison_agent_rl.reward_trials.verdicts import judged, remarks_on_all, unusable
+from praison_agent_rl.rewards import Reward, Score
+from praison_agent_rl.scoring.names import (
     Function,
     declared,
     importing_from,
@@ -23,15 +30,8 @@ from praison_agent_rl.reward_names import (
     unique_names,
     unlike_trl,
 )
-from praison_agent_rl.reward_specs import RewardSpec, listed_specs, read_spec, resolve
-from praison_agent_rl.rewards import Reward, Score
+from praison_agent_rl.scoring.specs import RewardSpec, listed_specs, read_spec, resolve
 from praison_agent_rl.transcripts import DEFAULT_STORE
-from praison_agent_rl.trial_answers import Answers, Limits, answers_of_rows, rows_with
-from praison_agent_rl.trial_calls import Sample, staying_here
-from praison_agent_rl.trial_forms import measure_in_form
-from praison_agent_rl.trial_runs import answers_of_runs
-from praison_agent_rl.trial_verdicts import judged, remarks_on_all, unusable
-from praison_agent_rl.trials import Measured, RewardTrial, TrialRules, prefer
 
 _ON_MADE_UP = "These answers are made up: see what it says of real ones."
 

@@ -7,9 +7,9 @@ from praison_agent_rl.dataset_building.brief_runs import brief
 from praison_agent_rl.dataset_building.choosing import feedback_columns
 from praison_agent_rl.errors import DataError
 from praison_agent_rl.records import Run
+from praison_agent_rl.reward_trials.answers import Answers, Group, Limits, choose, group_of
 from praison_agent_rl.rewards import Text
 from praison_agent_rl.transcripts import read_runs
-from praison_agent_rl.trial_answers import Answers, Group, Limits, choose, group_of
 
 MOST_RUNS = 2000
 """Recorded runs that are looked at, the newest, and as many with feedback."""

@@ -9,7 +9,7 @@ from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row
 from praison_agent_rl.errors import DataError, ModelError
 from praison_agent_rl.models import load_tokenizer
-from praison_agent_rl.pair_texts import SIDES, Rendered, render_pairs
+from praison_agent_rl.pairs.texts import SIDES, Rendered, render_pairs
 
 _AROUND = 512
 """Tokens that a template may add by itself: a system prompt, headers, how to call tools."""

@@ -184,7 +184,7 @@ def _built(
         what = f"{', '.join(lacking)} too" if lacking else "--kind pairs"
         raise ConfigError(f"answers are sampled for pairs, with {', '.join(_OF_SAMPLING)}; give {what}")
     from praison_agent_rl.config_keys import Findings, parse_overrides
-    from praison_agent_rl.pair_sampling import Sampling, sample_pairs
+    from praison_agent_rl.pairs.sampling import Sampling, sample_pairs
 
     found = Findings()
     config = parse_overrides(sets, found)

@@ -1,0 +1,1 @@
+"""The verbs of ``praison-agent-rl``, and how a command ends."""

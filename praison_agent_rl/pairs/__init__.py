@@ -1,0 +1,1 @@
+"""Preference pairs: sampled, as tokens, and measured."""

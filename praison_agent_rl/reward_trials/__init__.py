@@ -1,0 +1,1 @@
+"""Rewards tried before anything is trained: what they return, and what that means."""
