@@ -71,7 +71,7 @@ $(LLAMA_STAMP):
 
 test-gguf: $(STAMP) $(LLAMA_STAMP)
 	HF_HUB_OFFLINE=1 PRAISON_AGENT_RL_LLAMA_CPP=$(LLAMA_CPP) LLAMA_CPP_LIB_PATH=$(LLAMA_CPP)/build/bin \
-	  PRAISON_AGENT_RL_LLAMA_PYTHON=$(CURDIR)/$(LLAMA_VENV)/bin/python $(BIN)/python -m pytest tests/gguf
+	  PRAISON_AGENT_RL_LLAMA_PYTHON=$(CURDIR)/$(LLAMA_VENV)/bin/python $(BIN)/python -m pytest tests/gguf --timeout 1500
 
 # Unsloth asks for an older trl and transformers than this package does; what of it runs without a GPU runs here
 $(UNSLOTH_STAMP):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.config_keys import listed
 from praison_agent_rl.errors import ConfigError, MissingExtra
+from praison_agent_rl.launchers import launch_of
 from praison_agent_rl.models import cache_folder
 from praison_agent_rl.preflight import NO_UNSLOTH
 from praison_agent_rl.trainer_arguments import needs_bfloat16
@@ -106,10 +107,8 @@ def _why_not_unsloth(config: TrainConfig, device: str) -> Iterator[str]:
         yield "no reward model is trained: its loader starts no score head"
     if odd := [name for name in config.modules_to_save or [] if not _trained_in_full(name)]:
         yield f"modules_to_save takes {listed(_TRAINED_IN_FULL)} and norms only, and not {', '.join(odd)}"
-    if config.launch and (config.launch.sharding or config.launch.accelerate_config):
-        yield "nothing is shared out between processes (launch.sharding, launch.accelerate_config)"
-    if config.launch and config.launch.processes > 1:
-        yield "it trains in one process"
+    if launch_of(config) is not None:
+        yield "one process trains, and nothing is shared out (launch)"
     if config.fast_inference and (config.modules_to_save or config.lora_bias != "none"):
         yield "fast_inference takes neither modules_to_save nor lora_bias"
     if device.startswith("cuda"):

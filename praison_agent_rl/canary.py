@@ -193,6 +193,8 @@ def _runs_by_version(store: str | Path, agent: str, versions: tuple[str, str]) -
     """The finished runs of each version; their calls are left out, whose texts would fill the memory."""
     found: dict[str, list[Run]] = {version: [] for version in versions}
     for run in read_runs(store, agent=agent):
+        if run.version is None and any(call.version for call in run.calls):
+            continue  # several versions answered it
         version = BUILT_WITH if run.version is None else run.version.rpartition("-")[2]
         if version in found and run.agent == agent and run.finished:
             found[version].append(run.model_copy(update={"calls": []}))

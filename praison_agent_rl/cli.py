@@ -56,7 +56,12 @@ def train(
     config: Annotated[Path | None, typer.Argument(help="YAML file; praison-agent-rl and praison-train keys.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, load no weights, and end.")] = False,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="RUN", help="Go on with the interrupted run in this folder.")
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on with the interrupted run in this folder; with --remote-host or --set remote=null elsewhere.",
+        ),
     ] = None,
     nproc: Annotated[
         int | None, typer.Option("--nproc", min=1, help="Processes that train: one for each GPU (`launch`).")
@@ -66,7 +71,12 @@ def train(
     remote_workdir: RemoteWorkdir = None,
     remote_gpus: RemoteGpus = None,
     stop: Annotated[
-        Path | None, typer.Option("--stop", metavar="RUN", help="Stop the run in this folder, on another machine.")
+        Path | None,
+        typer.Option(
+            "--stop",
+            metavar="RUN",
+            help="Stop the run in this folder, on another machine; its newest checkpoint comes home.",
+        ),
     ] = None,
     set_: Overrides = None,
     debug: Debug = False,

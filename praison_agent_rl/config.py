@@ -151,13 +151,17 @@ class TrainConfig(RunningFields, OptimisingFields, SamplingFields, DataFields, M
 
         ``TrainConfig.load`` reads it again, without a note, as long as nothing in it lived in memory.
         """
-        idle = set() if self.uses_vllm else {"gpu_memory_utilization", "max_lora_rank"}
+        idle = {
+            *values.idle_rollout_keys(self),
+            *(() if self.uses_vllm else ("gpu_memory_utilization", "max_lora_rank")),
+        }
         hidden = {"extra", "notes", *keys.NOT_FOR[self.method], *idle}
         shown = {name: value for name, value in self if value is not None and name not in hidden}
         if "dataset" in shown and not isinstance(self.dataset, str) and not values.is_specs(self.dataset):
             rows = f" of {len(self.dataset)} rows" if isinstance(self.dataset, Sized) else ""
             shown["dataset"] = f"<{type(self.dataset).__name__}{rows} in memory>"
-        plain: dict[str, Any] = json.loads(json.dumps({**shown, **self.extra}, default=values.as_plain))
+        extra = {name: value for name, value in self.extra.items() if name not in idle}
+        plain: dict[str, Any] = json.loads(json.dumps({**shown, **extra}, default=values.as_plain))
         return plain
 
     def to_yaml(self) -> str:

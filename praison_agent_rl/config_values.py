@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from praison_agent_rl.vllm_servers.adapters import why_not_servable
+from praison_agent_rl.vllm_servers.addresses import faults_in
+
 from . import config_batches
 from . import config_keys as keys
 from .config_batches import generation_batch as generation_batch  # config finds it here
-from .endpoints import why_no_address
 from .peer_values import NO, YES
 from .shown import shown
 from .task_sets import is_task_set
-from .vllm_adapters import why_not_servable
 
 if TYPE_CHECKING:
     from .config import TrainConfig
@@ -71,6 +72,8 @@ Count = Annotated[Integer, Field(ge=1, le=10**9)]
 Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Weight = Annotated[Real, Field(ge=0)]
 Positive = Annotated[Real, Field(gt=0)]
+# of what somebody waits for: eleven days, and no system's threads can wait for as long as 10**10
+Seconds = Annotated[Positive, Field(le=10**6)]
 Decay = Annotated[Real, Field(ge=0, lt=1)]
 Rate = Annotated[Real, Field(gt=0, le=1)]
 # a whole number stays one: 1 held-out prompt is not a share of 1.0
@@ -195,6 +198,7 @@ def adapt_defaults(config: TrainConfig, given: Collection[str]) -> Adapted:
             "`gpu_memory_utilization` and `max_lora_rank` do nothing without fast_inference or `sampler: vllm`."
         )
     notes += _idle_server_keys(config, given)
+    notes += idle_rollout_keys(config).values()
     if config.method != "grpo":
         return Adapted(updates, notes)
     if config.max_completion_length >= config.max_seq_length > 1 and "max_completion_length" not in given:
@@ -213,6 +217,35 @@ def _idle_server_keys(config: TrainConfig, given: Collection[str]) -> list[str]:
     if config.extra.get("vllm_mode") == "server":
         keys_of_server.remove("vllm_server_base_url")  # TRL's own server
     return [f"`{name}` does nothing without `sampler: vllm`." for name in sorted(keys_of_server & set(given))]
+
+
+_ROUNDS = "max_tool_calling_iterations"
+_OF_TOOLS = ("tools", "environment", _ROUNDS)
+_OF_AGENT = (
+    *("rollout_agent", "tools_for_training", "run_tools", "train_agents"),
+    *("credit", "credit_discount", "rollouts_at_once"),
+)
+_IDLE = {"direct": (*_OF_TOOLS, *_OF_AGENT, "rollout_timeout"), "tools": _OF_AGENT, "agent": _OF_TOOLS}
+"""Keys that do nothing, by the rollout; which one it is may not be known before the agent is looked at."""
+
+
+def idle_rollout_keys(config: TrainConfig) -> dict[str, str]:
+    """Keys that were given and that the rollout has no use for, each with the note that says so."""
+    if config.method != "grpo":
+        return {}
+    acts = bool(config.tools or config.environment)
+    mode = "tools" if config.rollout == "auto" and acts else config.rollout
+    idle = [name for name in _IDLE.get(mode, (_ROUNDS,)) if _is_given(config, name)]
+    if config.warm_start and "rollout_agent" in idle:
+        idle.remove("rollout_agent")  # its recorded runs are what it starts from
+    alone = {_ROUNDS: "without `tools` or `environment`"} if not acts else {}
+    return {name: f"`{name}` does nothing {alone.get(name, f'with `rollout: {mode}`')}." for name in idle}
+
+
+def _is_given(config: TrainConfig, name: str) -> bool:
+    """By its value: of a configuration that is read again every key was given."""
+    known = type(config).model_fields.get(name)
+    return name in config.extra if known is None else bool(getattr(config, name) != known.default)
 
 
 def conflicts(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -315,6 +348,14 @@ def _grpo_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
             f"fast_inference samples with vLLM in the process that trains, and sampler {c.sampler!r} otherwise; keep "
             "one of them",
         )
+    yield from ((("vllm_server_base_url",), fault) for fault in faults_in(c.vllm_servers))
+    if len(c.vllm_servers) > 1 and c.extra.get("vllm_mode") == "server":
+        yield (
+            ("vllm_server_base_url", "vllm_mode"),
+            f"vllm_server_base_url names {len(c.vllm_servers)} servers, and TRL's own way to a vLLM server (vllm_mode: "
+            "server) takes one; name one, or give sampler: vllm in place of vllm_mode, which divides the prompts among "
+            "all",
+        )
     if c.sampler == "vllm":
         yield from _server_conflicts(c)
     if c.uses_vllm and c.max_lora_rank is not None and c.max_lora_rank < c.lora_r:
@@ -326,15 +367,13 @@ def _grpo_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _server_conflicts(c: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    if c.vllm_server_base_url and (reason := why_no_address(c.vllm_server_base_url)):
-        yield ("vllm_server_base_url",), f"vllm_server_base_url {reason}"
-    if c.vllm_server_base_url and c.vllm_server_options:
+    if c.vllm_servers and c.vllm_server_options:
         yield (
             ("vllm_server_base_url", "vllm_server_options"),
-            f"vllm_server_options are for a server that is started here, and {c.vllm_server_base_url} runs already; "
-            "keep one of them",
+            "vllm_server_options are for a server that is started here, and vllm_server_base_url names what runs "
+            "already; keep one of them",
         )
-    if c.vllm_server_sees and not c.vllm_server_base_url:
+    if c.vllm_server_sees and not c.vllm_servers:
         yield (
             ("vllm_server_sees",),
             "vllm_server_sees is for a server that runs elsewhere; give its vllm_server_base_url too, or remove it",

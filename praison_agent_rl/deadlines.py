@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 _AGAIN = 0.25  # seconds after which code that caught the stop, or has not come to it, is told again
 _UNMOVED = 10.0  # seconds of that after which it is said aloud
+_LONGEST = threading.TIMEOUT_MAX  # no thread can wait for longer
 
 
 class TimedOut(Exception):
@@ -43,7 +44,7 @@ def within(seconds: float, call: Callable[[], T]) -> T:
         TimedOut: it did not end.
     """
     if hasattr(signal, "pthread_kill") and threading.current_thread() is threading.main_thread():
-        return _here(seconds, call)
+        return _here(min(seconds, _LONGEST), call)
     return in_a_thread(seconds, call)
 
 
@@ -108,7 +109,7 @@ def in_a_thread(seconds: float, call: Callable[[], T]) -> T:
     with_context = contextvars.copy_context().run
     thread = threading.Thread(target=with_context, args=(run,), daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(min(seconds, _LONGEST))
     if failure:
         raise failure[0]
     if outcome:
@@ -166,7 +167,7 @@ class LoopThread:
         came = threading.Event()
         with contextlib.suppress(RuntimeError):  # it is closed
             self.loop.call_soon_threadsafe(came.set)
-        return came.wait(seconds)
+        return came.wait(min(seconds, _LONGEST))
 
     def busy_with(self) -> str | None:
         """Name of the task that runs at this moment."""

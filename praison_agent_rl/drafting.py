@@ -25,7 +25,7 @@ from praison_agent_rl.runs import HOME
 from praison_agent_rl.sent import sent_requests
 from praison_agent_rl.swap import check_swappable
 from praison_agent_rl.transcripts import DEFAULT_STORE
-from praison_agent_rl.warm_examples import calls_to_keep
+from praison_agent_rl.warm_examples import calls_to_keep, notes_on
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -71,6 +71,7 @@ def draft_improvement(
     rows, tools = (rows, []) if asked else as_the_agent_asks(agent, rows, on_event)
     draft = planning.finish_draft(loaded, base, rows, problems=problems, tools=tools, choice=choice)
     draft.manifest, draft.calls = found[1], calls
+    draft.notes += notes_on(runs, loaded)
     draft.since = pointer.changed if pointer else ""
     distinct = len({prompt_key(row) for row in draft.held_out})
     if distinct < FEWEST_PROMPTS:

@@ -56,9 +56,10 @@ def estimate_run(
         return Estimate(parameters=None, memory_bytes=None, disk_bytes=None, seconds=None, steps=steps)
     adapter = formulas.adapter_parameters(shape, config)
     kept = kept_checkpoints(config, steps)
+    measuring = _served_bytes(config, shape, device) if held_out else 0
     return Estimate(
         parameters=shape.parameters,
-        memory_bytes=_memory_bytes(config, shape, device, pair_tokens),
+        memory_bytes=_BYTES_AROUND_WEIGHTS + max(_training_bytes(config, shape, device, pair_tokens), measuring),
         disk_bytes=disk_bytes(formulas.weight_bytes(shape, 32 if device == "cpu" else 16), adapter, kept),
         seconds=_seconds(config, shape, device, asked=held_out, updates=steps, pair_tokens=pair_tokens),
         steps=steps,
@@ -116,7 +117,12 @@ def total_memory() -> int | None:
     return machine if limit is None else min(machine, limit)
 
 
-def _memory_bytes(config: TrainConfig, shape: Shape, device: str, pair_tokens: float) -> int:
+def _served_bytes(config: TrainConfig, shape: Shape, device: str) -> int:
+    """Weights as a server has them, and they are measured: in no fewer bits, however they are trained."""
+    return formulas.weight_bytes(shape, 32 if device == "cpu" or config.dtype == "float32" else 16)
+
+
+def _training_bytes(config: TrainConfig, shape: Shape, device: str, pair_tokens: float) -> int:
     """Weights, the adapter with gradient and moments, and what a micro-batch needs for its backward pass."""
     on_cpu = device == "cpu"
     of_pairs = config.method != "grpo"
@@ -128,7 +134,7 @@ def _memory_bytes(config: TrainConfig, shape: Shape, device: str, pair_tokens: f
     )
     number = 4 if on_cpu else formulas.number_bytes(config, bits_of(config, shape))
     trained = formulas.trained_bytes(shape, config, number=number)
-    return _BYTES_AROUND_WEIGHTS + weights + trained + activations + formulas.logit_bytes(shape, config, tokens)
+    return weights + trained + activations + formulas.logit_bytes(shape, config, tokens)
 
 
 def _seconds(config: TrainConfig, shape: Shape, device: str, *, asked: int, updates: int, pair_tokens: float) -> float:

@@ -4,11 +4,12 @@ Nothing heavy is imported, and nothing is started here.
 """
 
 import importlib.util
+import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import yaml
 
@@ -16,12 +17,22 @@ from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.config_fields.launching import Launch
 from praison_agent_rl.errors import ConfigError, MissingExtra
 
+Sharding = Literal["zero1", "zero2", "zero3", "fsdp2"]
+"""What is shared out between processes, as ``launch.sharding`` names it."""
 WORKER = "praison_agent_rl.child"
 """Module that each process runs; it ends with the launcher, which starts it in a session of its own."""
 NODE_VARIABLES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX", "PET_NODE_RANK")
 """Where Slurm, an indexed job of Kubernetes, and torchrun's own environment say which machine this is."""
 _SEVERAL = ("DEEPSPEED", "FSDP", "MULTI_GPU")
 """Types of accelerate's file by which it starts several processes."""
+_SAID = {
+    "nnodes": "nodes", "nproc-per-node": "nproc", "node-rank": "node_rank", "master-addr": "rendezvous",
+    "master-port": "rendezvous", "num-processes": "nproc", "num-machines": "nodes", "machine-rank": "node_rank",
+    "main-process-ip": "rendezvous", "main-process-port": "rendezvous", "config-file": "accelerate_config",
+}  # fmt: skip
+"""Arguments of the launchers that keys of ``launch`` give; a later one would silently go before them."""
+_RESTARTS = "max-restarts"
+_STAGES: dict[str, Sharding] = {"1": "zero1", "2": "zero2", "3": "zero3"}
 
 
 class Command(NamedTuple):
@@ -45,23 +56,24 @@ def node_of(launch: Launch | None) -> int:
     return launch.node_rank if launch.node_rank is not None else _node_said() or 0
 
 
+def sharding_of(launch: Launch | None) -> Sharding | None:
+    """What is shared out between the processes, as ``sharding`` names it or a file of ``accelerate config`` says."""
+    if launch is None or launch.sharding or not launch.accelerate_config:
+        return launch.sharding if launch else None
+    found = _read(launch.accelerate_config)
+    if found.get("distributed_type") == "FSDP":
+        return "fsdp2"
+    return _STAGES.get(_zero_stage(found)) if found.get("distributed_type") == "DEEPSPEED" else None
+
+
 def splits_weights(launch: Launch | None) -> bool:
     """Whether no process holds all weights (ZeRO-3, FSDP)."""
-    if launch is None:
-        return False
-    if launch.sharding:
-        return launch.sharding in ("zero3", "fsdp2")
-    found = _read(launch.accelerate_config) if launch.accelerate_config else {}
-    stage = (found.get("deepspeed_config") or {}).get("zero_stage")
-    return found.get("distributed_type") == "FSDP" or stage == 3
+    return sharding_of(launch) in ("zero3", "fsdp2")
 
 
 def loading_device(config: TrainConfig, device: str) -> str:
     """Where a process loads the weights: on the CPU where FSDP then moves its part of them to the GPU."""
-    launch = launch_of(config)
-    found = _read(launch.accelerate_config) if launch and launch.accelerate_config else {}
-    by_fsdp = launch is not None and (launch.sharding == "fsdp2" or found.get("distributed_type") == "FSDP")
-    return "cpu" if by_fsdp else device
+    return "cpu" if sharding_of(launch_of(config)) == "fsdp2" else device
 
 
 def check_launch(config: TrainConfig, *, device: str, nameable: bool = True) -> None:
@@ -75,7 +87,7 @@ def check_launch(config: TrainConfig, *, device: str, nameable: bool = True) -> 
     if launch is None:
         return
     problems = [*_of_accelerate(launch, device), *_of_machines(config, launch), *_of_devices(launch, device)]
-    problems += _of_run(config, launch, nameable)
+    problems += [*_of_options(launch), *_of_run(config, launch, nameable)]
     if problems:
         raise ConfigError("\n".join(problems))
     if _needs_deepspeed(launch) and importlib.util.find_spec("deepspeed") is None:
@@ -87,8 +99,8 @@ def launch_command(launch: Launch, worker: list[str]) -> Command:
     node, where = node_of(launch), _rendezvous(launch)
     if _by_accelerate(launch):
         return Command("accelerate", [*_accelerate(launch, node, where), *launch.options, "--module", WORKER, *worker])
-    if launch.nodes == 1:
-        machines = ["--standalone", "--local-addr", "127.0.0.1"]
+    if launch.nodes == 1:  # said, since torchrun takes PET_NNODES of a cluster else, and waits for other machines
+        machines = ["--standalone", "--nnodes", "1", "--local-addr", "127.0.0.1"]
     else:
         host, _, port = where.rpartition(":")
         machines = ["--nnodes", str(launch.nodes), "--node-rank", str(node)]
@@ -121,12 +133,26 @@ def _file_of(launch: Launch) -> Path:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """A file of ``accelerate config``; empty where it is none."""
+    """A file of ``accelerate config``, or one of DeepSpeed's in JSON; empty where it is none."""
     try:
         found = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _part(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A mapping in such a file; empty where there is none of that name."""
+    part = found.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _zero_stage(found: Mapping[str, Any]) -> str:
+    """The stage of ZeRO by a file of ``accelerate config``, or by the file of DeepSpeed that it names."""
+    own = _part(found, "deepspeed_config")
+    if theirs := own.get("deepspeed_config_file"):
+        return str(_part(_read(str(theirs)), "zero_optimization").get("stage"))
+    return str(own.get("zero_stage"))
 
 
 def _needs_deepspeed(launch: Launch) -> bool:
@@ -177,10 +203,10 @@ def _of_file(launch: Launch, path: str) -> Iterator[str]:
     if kind not in _SEVERAL:
         kinds = ", ".join(_SEVERAL)
         yield f"{where}: distributed_type is {kind!r}, by which one process would start; it must be one of {kinds}"
-    version = (found.get("fsdp_config") or {}).get("fsdp_version")
-    if kind == "FSDP" and version != 2:
+    version = _part(found, "fsdp_config").get("fsdp_version")
+    if kind == "FSDP" and str(version) != "2":
         yield f"{where}: fsdp_version is {version!r}, but must be 2: the first does not train adapters as they are"
-    if count != launch.processes:
+    if str(count) != str(launch.processes):
         yield (
             f"{where}: num_processes is {count!r}, but launch starts {launch.processes} (nproc {launch.nproc} x nodes "
             f"{launch.nodes}); make them equal"
@@ -201,8 +227,9 @@ def _of_machines(config: TrainConfig, launch: Launch) -> Iterator[str]:
     if said and said != str(launch.nodes):
         yield f"launch.nodes is {launch.nodes}, but Slurm gave {said} machines (SLURM_NNODES); make them equal"
     host, _, port = _rendezvous(launch).rpartition(":")
-    if not host or not port.isdecimal():
-        given = f"is {launch.rendezvous!r}" if launch.rendezvous else "is missing, and MASTER_ADDR is not set"
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        where = _rendezvous(launch)
+        given = f"is {where!r}" if where else "is missing, and MASTER_ADDR is not set"
         yield f"launch.rendezvous {given}; give host:port of machine 0, such as 10.0.0.5:29500"
     if not config.output_dir:
         yield "launch.nodes is above 1, so output_dir must be given: a folder that all machines see"
@@ -221,6 +248,20 @@ def _of_devices(launch: Launch, device: str) -> Iterator[str]:
         yield f"launch.nproc is {launch.nproc}, but this machine shows {gpus} GPUs; lower it to {gpus}"
 
 
+def _of_options(launch: Launch) -> Iterator[str]:
+    for word in launch.options:
+        name = word.partition("=")[0].lstrip("-").replace("_", "-")
+        if not word.startswith("--") or len(name) < 2:
+            continue
+        if key := next((key for own, key in _SAID.items() if own.startswith(name)), None):
+            yield f"launch.options has {word!r}, which {key} says; give launch.{key} instead"
+        elif _RESTARTS.startswith(name):
+            yield (
+                f"launch.options has {word!r}, but processes that are started again would begin anew; leave it out, "
+                "and go on with --resume"
+            )
+
+
 def _of_run(config: TrainConfig, launch: Launch, nameable: bool) -> Iterator[str]:
     if not nameable:
         yield (
@@ -229,8 +270,6 @@ def _of_run(config: TrainConfig, launch: Launch, nameable: bool) -> Iterator[str
         )
     if launch.processes > 1 and config.rollout == "agent":
         yield "launch: rollout: agent needs one process that trains; leave launch out, or take rollout: tools or direct"
-    if config.backend == "unsloth":
-        yield "launch: backend unsloth trains in one process; take backend: transformers, or leave launch out"
     if config.sampler == "vllm" and not config.vllm_server_base_url:
         yield (
             "launch: sampler: vllm needs a server that runs already, since each process would start one; give "
@@ -269,6 +308,7 @@ def _of_split_weights(config: TrainConfig) -> Iterator[str]:
 def visible_gpus() -> int | None:
     """GPUs that this machine shows to processes, counted without torch; None where that cannot be known."""
     if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return len([word for word in given.split(",") if word.strip()])
+        named = itertools.takewhile(lambda word: not word.strip().startswith("-"), given.split(","))  # as CUDA does
+        return len([word for word in named if word.strip()])
     found = Path("/proc/driver/nvidia/gpus")
     return len(list(found.iterdir())) if found.is_dir() else None

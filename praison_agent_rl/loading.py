@@ -117,8 +117,8 @@ def _load_options(config: TrainConfig, *, device: str, full_precision: bool) -> 
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(
-            "this machine has a GPU driver, but the installed torch sees no GPU; install a CUDA build of torch, "
-            "or set PRAISON_AGENT_RL_DEVICE=cpu"
+            f"the device is {device!r}, but the installed torch sees no GPU here; install a CUDA build of torch, or "
+            "set PRAISON_AGENT_RL_DEVICE=cpu and begin anew (a run stays on the kind of device that it was planned for)"
         )
     options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     if full_precision or (device == "cpu" and config.dtype == "auto"):

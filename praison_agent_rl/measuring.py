@@ -132,7 +132,7 @@ def _answers(
             return answers_of_agent(asker, engine, rows, plan.samples, progress=progress)
     if engine.config.rollout == "tools":
         rounds = int(engine.config.grpo_arguments(device=plan.device)["max_tool_calling_iterations"])
-        boxes = boxes_of(engine.config)
+        boxes = boxes_of(engine.config, tell=lambda text: run.report_event("note", text=text))
         return answers_with_tools(engine, rows, boxes, samples=plan.samples, rounds=rounds, progress=progress)
     return Answered(answer_rows(engine, rows, Manner(plan.samples, plan.tools), progress=progress))
 

@@ -19,7 +19,7 @@ from praison_agent_rl.backends import check_backend
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.config_files import read_source
 from praison_agent_rl.config_keys import Findings, did_you_mean, listed, parse_overrides, rename
-from praison_agent_rl.config_values import DatasetSpec, read_dataset
+from praison_agent_rl.config_values import DatasetSpec, idle_rollout_keys, read_dataset
 from praison_agent_rl.control import control_rows
 from praison_agent_rl.data import Row
 from praison_agent_rl.errors import ConfigError, DataError
@@ -48,10 +48,10 @@ from praison_agent_rl.records import Call, GateRules, Plan, PlannedReward
 from praison_agent_rl.remote.refusals import check_possible
 from praison_agent_rl.reward_trials.short import SHORT, short_trial
 from praison_agent_rl.rewards import Reward, listed_specs, portable, prepare, require, resolve_all
-from praison_agent_rl.rollout_choice import RolloutChoice, choose_rollout
+from praison_agent_rl.rollout_choice import RolloutChoice, choose_rollout, recorded_by
 from praison_agent_rl.runs import HOME, RunFolder, now, slug, write_record
 from praison_agent_rl.vllm_servers.serving import find_vllm
-from praison_agent_rl.warm_examples import calls_to_keep
+from praison_agent_rl.warm_examples import calls_to_keep, notes_on
 from praison_agent_rl.watch_rows import put_aside
 from praison_agent_rl.weight_files import read_config
 
@@ -117,10 +117,10 @@ def draft_from_config(source: str | Path | Mapping[str, Any], overrides: Sequenc
         problems.raise_all()
         raise AssertionError("unreachable: a missing part is a problem")
     choice = problems.attempt(lambda: choose_rollout(config, base))
-    hosting = choice.hosting if choice else None
-    calls = calls_to_keep(hosting.agent, hosting.runs, config, base, problems=problems) if hosting else []
+    recorded = problems.attempt(lambda: recorded_by(choice, config))
+    calls = calls_to_keep(*recorded, config, base, problems=problems) if recorded else []
     draft = finish_draft(config, base, rows, problems=problems, choice=choice)
-    draft.calls = calls
+    draft.calls, draft.notes = calls, [*draft.notes, *(notes_on(recorded[1], config) if recorded else [])]
     return draft
 
 
@@ -136,7 +136,7 @@ def finish_draft(
     """Split the rows, try the rewards on a sample, and check what depends on the two; raises all problems at once."""
     choice = choice or RolloutChoice("agent" if config.rollout == "agent" else "direct")
     config = config.model_copy(update={"rollout": choice.mode})
-    notes = [*config.notes, *choice.notes]
+    notes = list(dict.fromkeys([*config.notes, *choice.notes, *idle_rollout_keys(config).values()]))
     rows = rows if config.method == "grpo" else [explicit(row) for row in rows]
     if choice.mode == "agent":
         askable = problems.attempt(lambda: _rows_to_ask(rows))

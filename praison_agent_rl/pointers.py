@@ -9,6 +9,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache, partial
 from pathlib import Path
 
 from praison_agent_rl.errors import ConfigError, VersionError
@@ -30,21 +31,28 @@ def current_in(folder: Path, agent: str) -> Pointer | None:
         VersionError: there is a file, and neither it nor the history can be read.
     """
     file = folder / CURRENT
+    known = [] if file.exists() else _logged(folder)
     fault: object = "it is gone"
-    if file.exists():
+    if file.exists():  # by now, if a first promotion has written the history since: see `write_pointer`
         try:
             return read_record(file, Pointer)
         except ConfigError as error:
-            fault = error
-    if known := _logged(folder):
-        log.warning("%s is not used, the last change in the history is: %s", file, fault)
-        return known[-1]
-    if not file.exists():
+            fault, known = error, _logged(folder)
+    elif not known:
         return None
+    if known:
+        _warn(file, str(fault), known[-1].changed)
+        return known[-1]
     raise VersionError(
         f"it is not known which version of agent {agent!r} answers: {fault}, and its history cannot be read either; "
         f"say it anew: praison-agent-rl versions promote {shlex.quote(agent)} VERSION"
     )
+
+
+@lru_cache(maxsize=256)
+def _warn(file: Path, fault: str, _: str) -> None:
+    """Once for each decision: whoever follows an agent looks every second."""
+    log.warning("%s is not used, the last change in the history is: %s", file, fault)
 
 
 def history_in(folder: Path, agent: str) -> list[Pointer]:
@@ -58,15 +66,24 @@ def history_in(folder: Path, agent: str) -> list[Pointer]:
 
 
 def write_pointer(folder: Path, agent: str, pointer: Pointer) -> Pointer:
-    """The history first, so that no change that took place is missing from it; where that fails nothing is changed."""
+    """The history first, so that no change that took place is missing from it; where that fails nothing is changed.
+
+    Where no file says yet what answers, that file comes first: whoever looks between the two would take it for lost.
+    """
     file, logged = folder / HISTORY, _logged(folder)
     with suppress(VersionError):  # then neither file can be read, and both begin anew
         if (known := history_in(folder, agent)) != logged:  # as a killed process left it
             write_text(file, "".join(f"{change.model_dump_json()}\n" for change in known), sync=True)
     size = file.stat().st_size if file.exists() else 0
+    steps = [
+        partial(append_line, file, pointer.model_dump_json(), sync=True),
+        partial(write_record, folder / CURRENT, pointer, sync=True),
+    ]
+    if not (folder / CURRENT).exists():
+        steps.reverse()
     try:
-        append_line(file, pointer.model_dump_json(), sync=True)
-        write_record(folder / CURRENT, pointer, sync=True)
+        for step in steps:
+            step()
     except BaseException as error:
         if written_pointer(folder) != pointer:
             with suppress(OSError):

@@ -23,8 +23,9 @@ class Problems:
             return None
 
     def raise_all(self) -> None:
-        """Raise the only problem as it is, or several as one ConfigError."""
-        if len(self.found) == 1:
+        """Raise the only problem, however often it was found, as it is, or several as one ConfigError."""
+        texts = list(dict.fromkeys(map(str, self.found)))
+        if len(texts) == 1:
             raise self.found[0]
-        if self.found:
-            raise ConfigError("\n".join(dict.fromkeys(str(problem) for problem in self.found)))
+        if texts:
+            raise ConfigError("\n".join(texts))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from praison_agent_rl.data import read_rows, write_rows
 from praison_agent_rl.records import Call, Run
+from praison_agent_rl.transcripts.corrections import correction_of
 
 MOST_CALLS = 2000
 """Calls kept for a run, the latest."""
@@ -14,7 +15,7 @@ def good_calls(runs: Sequence[Run]) -> list[Call]:
     """The calls of runs that came to an end without a fault, the latest ``MOST_CALLS``.
 
     Where somebody has scored runs, only those with a score above zero are good. Of a run that was corrected only its
-    last call is, with the correction as its answer.
+    last call is, with the correction as its answer; a correction that says nothing corrects nothing.
     """
     sound = [run for run in runs if run.finished and run.error is None and run.output is not None]
     scored = any(_scores(run) for run in sound)
@@ -34,9 +35,9 @@ def read_calls(path: Path) -> list[Call]:
 
 def _good_calls(run: Run, scored: bool) -> list[Call]:
     """Those of a sound run; ``scored`` says that runs without a score are not known to be good."""
-    corrections = [said.correction for said in run.feedback if said.correction is not None]
-    if corrections:
-        return _corrected(run.calls[-1:], corrections[-1])
+    correction = correction_of(run)
+    if correction is not None:
+        return _corrected(run.calls[-1:], correction)
     scores = _scores(run)
     return run.calls if (scores[-1] > 0 if scores else not scored) else []
 

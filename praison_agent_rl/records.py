@@ -360,6 +360,7 @@ class Run(Record):
     """Unix seconds."""
     seconds: float = 0.0
     version: str | None = None
+    """That answered it, if one of ours did; None where several did in turn."""
     prompt: Any = None
     output: Any = None
     error: str | None = None

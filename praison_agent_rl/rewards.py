@@ -19,11 +19,8 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
-from .deadlines import TimedOut, within
-from .errors import RewardError as RewardError  # "as": praisonai_train.rewards offers it, so this module does
-from .records import Run
-from .reward_names import OWN as OWN
-from .reward_names import (
+from praison_agent_rl.scoring.names import OWN as OWN
+from praison_agent_rl.scoring.names import (
     RUNTIME,
     Function,
     asked_views,
@@ -38,17 +35,21 @@ from .reward_names import (
     takes_column,
     unique_names,
 )
-from .reward_names import check_signature as check_signature
-from .reward_names import importing_from as importing_from
-from .reward_names import name_of as name_of
-from .reward_names import spec_of as spec_of
-from .reward_specs import RewardSpec, read_spec, weights_of
-from .reward_specs import as_entry as as_entry
-from .reward_specs import listed_specs as listed_specs
-from .reward_specs import portable as portable
-from .reward_specs import require as require
-from .reward_specs import resolve as resolve
-from .reward_specs import resolve_all as resolve_all
+from praison_agent_rl.scoring.names import check_signature as check_signature
+from praison_agent_rl.scoring.names import importing_from as importing_from
+from praison_agent_rl.scoring.names import name_of as name_of
+from praison_agent_rl.scoring.names import spec_of as spec_of
+from praison_agent_rl.scoring.specs import RewardSpec, read_spec, weights_of
+from praison_agent_rl.scoring.specs import as_entry as as_entry
+from praison_agent_rl.scoring.specs import listed_specs as listed_specs
+from praison_agent_rl.scoring.specs import portable as portable
+from praison_agent_rl.scoring.specs import require as require
+from praison_agent_rl.scoring.specs import resolve as resolve
+from praison_agent_rl.scoring.specs import resolve_all as resolve_all
+
+from .deadlines import TimedOut, within
+from .errors import RewardError as RewardError  # "as": praisonai_train.rewards offers it, so this module does
+from .records import Run
 from .run_views import call_counts, run_columns
 
 Text = str | list[dict[str, Any]]

@@ -1,5 +1,6 @@
 """Which way answers come about in a run, from what was given and from the agent; said aloud, and nothing is run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,9 +9,10 @@ from praison_agent_rl.agent_rollouts.toolboxes import environment_of, tools_of
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.environments import episode_reward
 from praison_agent_rl.errors import ConfigError, PraisonRLError, RewardError
-from praison_agent_rl.hosting import Hosting, hosting_of, named_agent
+from praison_agent_rl.hosting import Hosting, hosting_of, named_agent, recorded_runs
 from praison_agent_rl.models import load_tokenizer, plain_weights
 from praison_agent_rl.problems import Problems
+from praison_agent_rl.records import Run
 from praison_agent_rl.scoring.names import find
 from praison_agent_rl.scoring.specs import listed_specs, read_spec
 
@@ -56,6 +58,27 @@ def choose_rollout(config: TrainConfig, base: str, agent: Any = None) -> Rollout
         return RolloutChoice("direct", [f"the agent's tools are shown to the model but not run in training: {why}"])
 
 
+def recorded_by(choice: RolloutChoice | None, config: TrainConfig) -> tuple[Any, Sequence[Run]] | None:
+    """The agent that a file names and its recorded runs, where it makes the rollouts or a warm start begins with them.
+
+    Raises:
+        ConfigError: the file wants a warm start and names no agent.
+        AgentError: there is no such agent.
+    """
+    if choice is not None and choice.hosting is not None:
+        return choice.hosting.agent, choice.hosting.runs
+    if not config.warm_start:
+        return None
+    if not config.rollout_agent:
+        raise ConfigError(
+            f"warm_start is {config.warm_start}, but no agent is named whose recorded runs it could start from; name "
+            "it by rollout_agent: module:name (with rollout: direct or tools it makes no rollouts), or set warm_start "
+            "to 0"
+        )
+    agent = named_agent(config)
+    return agent, recorded_runs(agent)
+
+
 def _by_tools(config: TrainConfig, base: str) -> RolloutChoice:
     if not config.tools and not config.environment:
         raise ConfigError(
@@ -67,8 +90,9 @@ def _by_tools(config: TrainConfig, base: str) -> RolloutChoice:
     problems.attempt(lambda: environment_of(config))
     problems.attempt(lambda: _check_words(config, base, loop=True))
     problems.raise_all()
-    what = f"the environment {config.environment}" if config.environment else f"the tools {_names(config.tools)}"
-    return RolloutChoice("tools", [f"rollouts: tools (TRL's own loop), with {what}, which really run"])
+    named = [f"the environment {config.environment}"] if config.environment else []
+    named += [f"the tools {_names(config.tools)}"] if config.tools else []
+    return RolloutChoice("tools", [f"rollouts: tools (TRL's own loop), with {' and '.join(named)}, which really run"])
 
 
 def _by_agent(config: TrainConfig, base: str, agent: Any) -> RolloutChoice:

@@ -9,8 +9,9 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from praison_agent_rl.scoring.names import RUN_VIEWS
+
 from .records import Call, Run
-from .reward_names import RUN_VIEWS
 from .text_measures import written_calls
 
 Message = Mapping[str, Any]

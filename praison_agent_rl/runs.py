@@ -4,6 +4,7 @@ The folder is the whole contract between the process that plans a run and those 
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -17,12 +18,16 @@ from typing import Any, BinaryIO, TypeVar
 from pydantic_core import PydanticSerializationError
 
 from praison_agent_rl.errors import ConfigError
+from praison_agent_rl.locks import locked
 from praison_agent_rl.records import Plan, Record
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 HOME = Path(".praisonai") / "rl"
 """Where runs and versions are kept, under the current folder."""
+_LOCK = ".working"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+"""What file systems say that have none, such as Lustre as it is usually mounted."""
 
 
 class RunFolder:
@@ -136,6 +141,33 @@ class RunFolder:
         """The metrics of each training step, in order; a step done again after a resume counts once."""
         by_step = {event["step"]: event for _, event in self.events() if event["event"] == "step"}
         return [by_step[step] for step in sorted(by_step)]
+
+
+@contextlib.contextmanager
+def alone_in(run: RunFolder) -> Iterator[None]:
+    """Hold ``run`` while the block lasts, so that no other process works on it; where there are no locks, do not.
+
+    Raises:
+        ConfigError: another one does, which is named; or nothing can be written there.
+    """
+
+    def refused(holder: str) -> ConfigError:
+        return ConfigError(
+            f"the run in {str(run.root)!r} is under way already, by {holder}; wait for its end, or end that first"
+        )
+
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(run.root / _LOCK, refused=refused))
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            if error.errno not in _NO_LOCKS:
+                raise ConfigError(
+                    f"the run's folder {str(run.root)!r} cannot be written: {error.strerror or error}; make it "
+                    "writable, or go on with a copy of it elsewhere"
+                ) from error
+        yield
 
 
 def _agent_of(version: Path) -> str:

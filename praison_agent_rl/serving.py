@@ -5,6 +5,7 @@ The server is ``transformers serve`` (DESIGN 10), run in a child process that en
 """
 
 import hmac
+import logging
 import os
 import secrets
 import shutil
@@ -28,6 +29,11 @@ _KEY_VARIABLE = "PRAISON_AGENT_RL_SERVER_KEY"
 _ATTEMPTS = 3
 LOG = "server.log"
 """A server's log in its folder."""
+_SPOKEN_BY_REQUESTS = (
+    "uvicorn.access",
+    *(f"transformers.cli.serving.{n}" for n in ("chat_completion", "completion", "response")),
+)
+"""Loggers of ``transformers serve`` that have a line for each request."""
 
 
 class ServerAddress(str):
@@ -235,7 +241,14 @@ def main() -> None:
     os.chdir(home)
     os.symlink(plain_weights(folder), name, target_is_directory=True)
     app_factory.build_server = _behind_key(app_factory.build_server, os.environ.pop(_KEY_VARIABLE))
+    _log_no_requests()
     Serve(force_model=name, host="127.0.0.1", port=int(port), device=device)
+
+
+def _log_no_requests() -> None:
+    """Keep the lines that each request makes out of the log: it would fill the disk of a server that runs for weeks."""
+    for name in _SPOKEN_BY_REQUESTS:
+        logging.getLogger(name).addFilter(lambda line: line.levelno > logging.WARNING)
 
 
 def _behind_key(build: Callable[..., Any], key: str) -> Callable[..., Any]:

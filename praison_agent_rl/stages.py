@@ -60,21 +60,28 @@ def run_stages(
     Raises:
         PraisonRLError: whatever went wrong, in the terms of the user.
     """
+    _run_stages(run, stages, lambda: Scorers(rewards, judges), resume)
+
+
+def _run_stages(run: RunFolder, stages: Sequence[str], find: Callable[[], Scorers], resume: bool) -> None:
+    """The same with scorers that are found once the back end is open, since to find them may import anything."""
     method = _method(run)
     _open_backend(run, stages)
+    scorers = find()
     if {"measure_base", "train"} & set(stages) and not run.adapter.exists():
         _check_parity(run)
+        _check_servers(run)
     for stage in stages:
         run.report_event("stage", stage=stage, method=method)
         if not all(path.exists() for path in _results_of(run, stage)):
-            _do(run, stage, Scorers(rewards, judges), resume)
+            _do(run, stage, scorers, resume)
     if "measure_new" in stages and method != "reward":
         judge_run(run)
     run.report_event("done", stages=list(stages))
 
 
 def _open_backend(run: RunFolder, stages: Sequence[str]) -> None:
-    """Import what has to come before trl, transformers and peft, which rewards may import too."""
+    """Import what has to come before trl, transformers and peft."""
     if "train" not in stages or run.adapter.exists():
         return
     config = TrainConfig.load(run.plan.config, need_model=False, need_data=False)
@@ -164,6 +171,15 @@ def _check_parity(run: RunFolder) -> None:
         run.report_event("note", text=note)
 
 
+def _check_servers(run: RunFolder) -> None:
+    """Raise where a vLLM server that the run names cannot draw for it, before the base is measured for minutes."""
+    config = TrainConfig.load(run.plan.config, need_model=False, need_data=False)
+    if config.vllm_servers and is_first():
+        from praison_agent_rl.training.policy_server import check_servers
+
+        check_servers(run, config, plain_weights(run.plan.base))
+
+
 def _measure_base(run: RunFolder, scorers: Scorers, resume: bool) -> None:
     measure(run, "base", *scorers)
 
@@ -228,8 +244,7 @@ def main() -> None:
     run = told if is_first() else Follower(told.root)
     try:
         stages, resume = [word for word in words if word in _STAGES], "--resume" in words
-        _open_backend(run, stages)
-        run_stages(run, stages, planned_rewards(run), judges=planned_judges(run), resume=resume)
+        _run_stages(run, stages, lambda: Scorers(planned_rewards(run), planned_judges(run)), resume)
     except PraisonRLError as error:
         _end(told, error, type(error).__name__, str(error))
     except BaseException as error:  # noqa: BLE001 - this process ends here, whatever it was

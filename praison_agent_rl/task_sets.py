@@ -11,10 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from praison_agent_rl.scoring.names import did_you_mean, short
+
 from .data_files import Row
 from .errors import DataError, MissingExtra, RewardError
 from .line_process import LineProcess
-from .reward_names import did_you_mean, short
 
 PREFIX = "reasoning_gym:"
 COLUMN = "reasoning_gym"

@@ -28,6 +28,8 @@ def of_grpo(config: TrainConfig, device: str) -> dict[str, Any]:
     if config.fast_inference:
         arguments |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": config.max_seq_length}
         arguments["vllm_gpu_memory_utilization"] = config.gpu_memory_utilization
+    if config.extra.get("vllm_mode") != "server":
+        arguments.pop("vllm_server_base_url", None)  # of the servers that this package draws from
     if config.tools or config.environment:
         arguments["max_tool_calling_iterations"] = _TOOL_ROUNDS  # without one TRL goes on for ever
     return {**arguments, **config.extra}

@@ -1,5 +1,6 @@
 """What a warm start learns from recorded calls, as tokens; only a tokenizer is needed, and nothing is trained here."""
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -12,6 +13,8 @@ from praison_agent_rl.models import load_tokenizer, plain_weights, render_messag
 from praison_agent_rl.problems import Problems
 from praison_agent_rl.recorded_calls import good_calls
 from praison_agent_rl.records import Call, Run
+from praison_agent_rl.run_views import text_in
+from praison_agent_rl.transcripts.corrections import blank_corrections, says_nothing
 
 _CUT = ("length", "max_tokens", "content_filter", "incomplete")
 """What a call ends with whose reply does not end by itself: an end token after it would be wrong."""
@@ -80,18 +83,17 @@ def examples_of(
 
 def _example_of(call: Call, tokenizer: Any, ends: frozenset[int]) -> Example | str:
     """The example, or why there is none."""
-    reply = call.reply
-    if reply is None or call.error is not None or not (reply.get("content") or reply.get("tool_calls")):
-        return "without a reply"
-    if call.partial or call.finish in _CUT:
-        return "whose reply was cut"
+    if why := _nothing_whole(call, tokenizer):
+        return why
     try:
         (prompt,) = render_prompts(tokenizer, [call.messages], call.tools)
-        whole = render_messages(tokenizer, [*call.messages, {"role": "assistant", **reply}], call.tools, opened=False)
+        whole = _answered(call, tokenizer)
     except Exception:  # noqa: BLE001 - a template is the model's own code and may raise anything
         return "that the chat template refuses"
     if whole[: len(prompt)] != prompt:
         return "whose prompt the chat template renders otherwise once it is answered"
+    if lost := _not_rendered(call, tokenizer, whole):
+        return f"whose {lost} the chat template leaves out"
     answer = whole[len(prompt) :]
     end = next((place for place, token in enumerate(answer) if token in ends), None)
     if end is None:
@@ -102,6 +104,40 @@ def _example_of(call: Call, tokenizer: Any, ends: frozenset[int]) -> Example | s
     if tokenizer.decode(answer[end + 1 :], skip_special_tokens=True).strip():
         return "whose reply holds an end token"
     return Example(prompt, answer[: end + 1])
+
+
+def _nothing_whole(call: Call, tokenizer: Any) -> str | None:
+    """Why there is no whole reply to learn, whatever the chat template; None if there is one."""
+    reply = call.reply
+    if reply is None or call.error is not None or not (reply.get("content") or reply.get("tool_calls")):
+        return "without a reply"
+    if call.partial or call.finish in _CUT:
+        return "whose reply was cut"
+    return None if reply.get("tool_calls") or _is_seen(reply.get("content"), tokenizer) else "whose reply says nothing"
+
+
+def _is_seen(content: Any, tokenizer: Any) -> bool:
+    """Whether a message's content is more than white space and special tokens."""
+    ids = tokenizer(text_in(content), add_special_tokens=False)["input_ids"]
+    return not says_nothing(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _answered(call: Call, tokenizer: Any, **changes: Any) -> list[int]:
+    """The conversation with its reply, or with one that differs by ``changes``."""
+    reply = {"role": "assistant", **(call.reply or {}), **changes}
+    return render_messages(tokenizer, [*call.messages, reply], call.tools, opened=False)
+
+
+def _not_rendered(call: Call, tokenizer: Any, whole: list[int]) -> str | None:
+    """The part of a reply without which the ``whole`` conversation is rendered alike; None if each shows."""
+    content, calls = (call.reply or {}).get("content"), (call.reply or {}).get("tool_calls") or []
+    parts: list[tuple[str, dict[str, Any]]] = [("text", {"content": ""})] if _is_seen(content, tokenizer) else []
+    parts += [("calls of tools", {"tool_calls": calls[:n] + calls[n + 1 :]}) for n in range(len(calls))]
+    for name, without in parts:
+        with contextlib.suppress(Exception):  # a template that refuses the rest has not left the part out
+            if _answered(call, tokenizer, **without) == whole:
+                return name
+    return None
 
 
 def fitting(examples: Sequence[Example], longest: int, report: Report) -> list[Example]:
@@ -140,6 +176,12 @@ def calls_to_keep(agent: Any, runs: Sequence[Run], config: TrainConfig, base: st
     elif config.warm_start:
         problems.attempt(lambda: check_examples(calls, base, config))
     return calls
+
+
+def notes_on(runs: Sequence[Run], config: TrainConfig) -> list[str]:
+    """What is to be said of recorded runs before a warm start begins with them."""
+    blank = blank_corrections(runs) if config.warm_start else 0
+    return [f"{blank} corrections of recorded runs say nothing, and the warm start passes them over"] if blank else []
 
 
 def check_examples(calls: Sequence[Call], base: str, config: TrainConfig) -> None:

@@ -23,9 +23,15 @@ SSH = """\
 # a stand-in: the last word is the command, as of ssh
 printf '%s\\n' "$*" >> '{home}/calls.txt'
 if [ -e '{home}/unreachable' ]; then cat '{home}/unreachable' >&2; exit 255; fi
+if [ -e '{home}/hangs' ]; then exec sleep 60; fi
 if [ -e '{home}/greeting' ]; then cat '{home}/greeting'; fi
 for word; do command=$word; done
-cd '{home}' && exec env -i HOME='{home}' PATH=/usr/bin:/bin /bin/sh -c "$command"
+cd '{home}' || exit 1
+if [ ! -e '{home}/farewell' ]; then exec env -i HOME='{home}' PATH=/usr/bin:/bin /bin/sh -c "$command"; fi
+env -i HOME='{home}' PATH=/usr/bin:/bin /bin/sh -c "$command"
+code=$?
+cat '{home}/farewell'
+exit $code
 """
 PYTHON = """\
 #!/bin/sh
@@ -34,7 +40,7 @@ exec '{python}' "$@"
 """
 CARRYING = '''
     """What stands in for the package there: it says what it is told to say, and trains nothing."""
-    import json, os, signal, sys, time
+    import json, os, shlex, shutil, signal, sys, time
     from pathlib import Path
     from praison_agent_rl.remote.there import answer, hash_file
 
@@ -44,17 +50,24 @@ CARRYING = '''
         file = HOME / f"{name}.json"
         return json.loads(file.read_text()) if file.exists() else usual
 
-    def describe(config):
-        (HOME / "config.json").write_text(json.dumps(config))
+    def describe(config, hub):
+        (HOME / "config.json").write_text(json.dumps({"hub": hub, **config}))
         return {"device": "cuda", "libraries": {"torch": "9.9"}, "faults": told("lacks", [])}
 
     def check(request):
         (Path(request["folder"]) / "project").mkdir(exist_ok=True)
         return told("faults", [])
 
+    def checkpoint(request):
+        run = Path(request["folder"]) / "run"
+        files = [p for name in ("checkpoints", "best") for p in sorted((run / name).rglob("*")) if p.is_file()]
+        return {**{p.relative_to(run).as_posix(): hash_file(p) for p in files}, **told("untrue", {})}
+
     def carry_out(folder, *words):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         run = folder / "run"
+        with (HOME / "begun.txt").open("a") as file:
+            file.write(f"{folder}\\n")
         (HOME / "seen.json").write_text(json.dumps({
             "words": words, "project": sorted(p.name for p in Path.cwd().iterdir()), "folder": str(folder),
             "plan": json.loads((run / "plan.json").read_text()), "environment": dict(os.environ),
@@ -66,10 +79,13 @@ CARRYING = '''
                 if "wait" in event:
                     while not (HOME / event["wait"]).exists():
                         time.sleep(0.02)
+                elif "save" in event:
+                    shutil.copytree(HOME / event["save"], run / event["save"])
                 elif "die" in event:
                     os._exit(9)
                 elif "fail" in event:
-                    message = f"bad\\nthe whole log is {run}/log.txt; to go on from it: --resume {run}"
+                    root = shlex.quote(str(run))
+                    message = f"bad\\nthe whole log is {run}/log.txt; to go on from it: --resume {root}"
                     result = {"outcome": "failed", "kind": event["fail"], "message": message}
                 else:
                     with (run / "events.jsonl").open("a") as file:
@@ -89,8 +105,8 @@ CARRYING = '''
 
     if __name__ == "__main__":
         verb, *words = sys.argv[1:]
-        if verb == "check":
-            answer(check, json.loads(sys.stdin.buffer.readline()))
+        if verb in ("check", "checkpoint"):
+            answer(globals()[verb], json.loads(sys.stdin.buffer.readline()))
         else:
             carry_out(Path(words[0]), *words[1:])
 '''  # noqa: E501
@@ -127,7 +143,7 @@ class Machine:
         return Remote(**{"host": "gpubox", "python": str(self.python), **given})
 
     def tell(self, **what: Any) -> None:
-        """Values of the files that the package there reads: events, makes, lacks, faults, tampering."""
+        """Values of the files that the package there reads: events, makes, lacks, faults, tampering, untrue."""
         for name, value in what.items():
             (self.home / f"{name}.json").write_text(json.dumps(value))
 
@@ -136,6 +152,11 @@ class Machine:
         """What the run saw there."""
         found: dict[str, Any] = json.loads((self.home / "seen.json").read_text())
         return found
+
+    @property
+    def begun(self) -> list[str]:
+        """The folders of runs that were begun, each as often as it was."""
+        return (self.home / "begun.txt").read_text().splitlines()
 
     @property
     def calls(self) -> list[str]:

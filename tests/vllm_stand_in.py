@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from praison_agent_rl.vllm_servers.rollouts import ForeignServer
+from praison_agent_rl.vllm_servers.sources import ForeignServer
 
 END = 9
 KEY = "key"
@@ -29,19 +29,24 @@ class StandIn:
         self.adapters: dict[str, str] = {}
         """The configuration of each adapter that is loaded, by name."""
         self.asked: list[dict[str, Any]] = []
-        """Every request, in order; ``verb`` is what it is for."""
+        """Every request but those of a check, in order; ``verb`` is what it is for."""
+        self.checked: list[dict[str, Any]] = []
+        """The requests with which a check sees what adapters are taken; none of them is dropped."""
         self.dropped = 0
         """Connections that are closed before one is answered."""
         self.dies_at: int | None = None
         """Number of prompts after which every connection is closed."""
         self.processed = True
-        self.max_rank = 8
+        self.lora = True
+        self.max_rank = 16
         self.base: dict[str, Any] = {"id": "base", "root": "owner/base", "parent": None, "max_model_len": 64}
         self.change: Callable[[dict[str, Any]], Any] = lambda answer: None
         """Called with each answer with completions, before it is sent."""
 
     def answer(self, verb: str, body: dict[str, Any]) -> tuple[int, Any]:
-        self.asked.append({"verb": verb, **body})
+        (self.checked if of_a_check(body) else self.asked).append({"verb": verb, **body})
+        if not self.lora and verb.endswith("_lora_adapter"):
+            return 404, {"detail": "Not Found"}
         if verb == "load_lora_adapter":
             folder = Path(body["lora_path"])
             file = folder / "adapter_config.json"
@@ -49,6 +54,8 @@ class StandIn:
                 return 404, error("Loading lora x failed: No adapter found for <path>")
             if json.loads(file.read_text())["r"] > self.max_rank:
                 return 500, error(f"LoRA rank is greater than max_lora_rank {self.max_rank}.")
+            if of_a_check(body):  # that has no tensor, which vLLM notices at last
+                return 500, error("Call to add_lora method failed: Worker failed with error ''")
             self.adapters[body["lora_name"]] = file.read_text()
             self.loaded(body["lora_name"], folder)
             return 200, "Success"
@@ -119,6 +126,10 @@ def choice_of(body: dict[str, Any], number: int, ids: list[int], given: list[flo
     }  # fmt: skip
 
 
+def of_a_check(body: dict[str, Any]) -> bool:
+    return "-check-" in body.get("lora_name", "")
+
+
 def error(message: str) -> dict[str, Any]:
     return {"error": {"message": message}}
 
@@ -136,7 +147,7 @@ def serving(stand_in: StandIn, *, key: str = KEY, port: int = 0) -> Iterator[For
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            if stand_in.gone():
+            if not of_a_check(body) and stand_in.gone():
                 self.close_connection = True
                 return
             assert self.headers["authorization"] == f"Bearer {key}"

@@ -11,6 +11,7 @@ from typing import Any
 from praison_agent_rl.agent_rollouts.endpoint import RolloutEndpoint
 from praison_agent_rl.agent_rollouts.jobs import Rollout, RolloutJob
 from praison_agent_rl.agent_rollouts.prompts import HISTORY
+from praison_agent_rl.agent_rollouts.structured import is_schema
 from praison_agent_rl.agent_rollouts.tool_texts import ToolWords
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ConfigError
@@ -69,7 +70,7 @@ def _wishes(rollout: Rollout) -> Iterator[str]:
     """What calls wanted of the form of an answer, beyond messages and tools."""
     for asked in rollout.calls:
         form, choice = (asked.call.settings.get(name) for name in ("response_format", "tool_choice"))
-        if form:
+        if is_schema(form):
             yield f"response_format {form.get('type') if isinstance(form, dict) else form}"
         if choice not in (None, "auto", "none"):
             yield f"tool_choice {choice!r}"

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from praison_agent_rl.agent_rollouts.structured import WANTED
-from praison_agent_rl.run_views import text_in
+from praison_agent_rl.agent_rollouts.structured import without_wanted
 
 Row = dict[str, Any]
 
@@ -38,7 +37,7 @@ def _asked(row: Row) -> Row | None:
     said = [message for message in row["prompt"] if message.get("role") not in ("system", "developer")]
     if not said or said[-1].get("role") != "user":
         return None
-    text = text_in(said.pop().get("content")).removesuffix(WANTED)
-    while said and said[-1].get("role") == "user" and text_in(said[-1].get("content")) == text:
+    text = without_wanted(said.pop().get("content"))
+    while said and said[-1].get("role") == "user" and without_wanted(said[-1].get("content")) == text:
         said.pop()
     return {**row, "prompt": text, **({HISTORY: said} if said else {})}

@@ -12,7 +12,10 @@ from praison_agent_rl.records import Call, Run
 from praison_agent_rl.run_views import text_in
 
 WANTED = "\nReturn ONLY a valid JSON object. No other text or explanation."
-"""What the framework puts behind a prompt (praisonaiagents/llm/openai_client.py and llm/llm.py)."""
+"""What the framework puts behind a prompt (praisonaiagents/llm/openai_client.py and llm/llm.py).
+
+Behind its first part of text, where it has parts.
+"""
 
 
 def check_structured(agent: Any, runs: Sequence[Run], *, allowed: bool = False) -> None:
@@ -32,6 +35,15 @@ def check_structured(agent: Any, runs: Sequence[Run], *, allowed: bool = False) 
         )
 
 
+def without_wanted(content: Any) -> str:
+    """The text of a prompt as somebody wrote it."""
+    return "".join(text.removesuffix(WANTED) for text in _parts(content))
+
+
+def _parts(content: Any) -> list[str]:
+    return [text_in([part]) for part in content] if isinstance(content, list | tuple) else [text_in(content)]
+
+
 def _asks_plainly(agent: Any) -> bool:
     from praisonaiagents import Agent
 
@@ -40,7 +52,12 @@ def _asks_plainly(agent: Any) -> bool:
 
 def _wants_schema(call: Call, agent: Any) -> bool:
     users = [message for message in call.messages if message.get("role") == "user"]
-    if users and text_in(users[-1].get("content")).endswith(WANTED):
+    if users and any(text.endswith(WANTED) for text in _parts(users[-1].get("content"))):
         return True
     always = agent._llm_init_params or getattr(agent._llm_instance, "__dict__", {})  # noqa: SLF001 - as `swap` reads it
-    return "response_format" in call.settings and not always.get("response_format")
+    return is_schema(call.settings.get("response_format")) and not always.get("response_format")
+
+
+def is_schema(form: Any) -> bool:
+    """Whether a ``response_format`` asks for more than text, which logs from elsewhere may say or leave null."""
+    return bool(form) and form != {"type": "text"}

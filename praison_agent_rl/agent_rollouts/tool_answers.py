@@ -1,6 +1,7 @@
 """What a model is told of its calls in ``rollout: tools``: what the framework would tell it, and in time."""
 
 import asyncio
+import contextlib
 import difflib
 import functools
 import inspect
@@ -11,15 +12,19 @@ from typing import Any
 from praison_agent_rl.agent_rollouts.replays import text_told
 from praison_agent_rl.deadlines import TimedOut, within
 from praison_agent_rl.environments import methods_that_act
+from praison_agent_rl.episodes import Acting, as_told, settled
 
 Tool = Callable[..., Any]
 
 
 def told_result(name: str, result: Any) -> str:
-    """The text of what the tool ``name`` returned, as the framework's OpenAI client gives it to a model."""
+    """The text of what the tool ``name`` returned, as the framework's OpenAI client gives it to a model.
+
+    A function that is none of asyncio's may return an awaitable all the same (a lambda, a decorated one).
+    """
     from praisonaiagents.tools.trust import wrap_if_external
 
-    return text_told(wrap_if_external(name, result))
+    return text_told(wrap_if_external(name, settled(result)))
 
 
 def told_absent(name: str, known: Iterable[str]) -> str:
@@ -48,7 +53,7 @@ def _letters(name: str) -> str:
 
 
 class NamedTools(dict[str, Tool]):
-    """The tools of a rollout that TRL asks by name, where a name of none is answered as the framework answers it.
+    """The tools of a rollout that TRL asks by name, found as `meant` finds them; a name of none is answered here.
 
     ``others`` are names that TRL looks for elsewhere: of tools that it awaits.
     """
@@ -60,14 +65,65 @@ class NamedTools(dict[str, Tool]):
         """Calls of tools that are not there."""
 
     def __contains__(self, name: object) -> bool:
-        return name not in self._others
+        return meant(str(name), [*self, *self._others]) not in self._others
+
+    def __missing__(self, name: str) -> Tool:
+        found = meant(name, [*self, *self._others])
+        if found in self.keys():  # `in self` is for TRL
+            return self[str(found)]
+        self.absent += 1
+        return lambda **_: told_absent(name, [*self, *self._others])
+
+
+class AwaitedTools(dict[str, Tool]):
+    """The tools of a rollout that TRL awaits, found by its name as `meant` finds them."""
+
+    def __contains__(self, name: object) -> bool:
+        return meant(str(name), self.keys()) is not None
 
     def __missing__(self, name: str) -> Tool:
         found = meant(name, self.keys())
-        if found is not None:
-            return self[found]
-        self.absent += 1
-        return lambda **_: told_absent(name, [*self, *self._others])
+        if found is None:
+            raise KeyError(name)
+        return self[found]
+
+
+_CANCELLED = "Tool was cancelled"
+
+
+def telling(tool: Tool) -> Tool:
+    """``tool``, which returns the text that a model is told, and of which each failure is one that TRL goes on from.
+
+    TRL takes a list for parts of a message, makes text of other results where nothing is caught, and would end the
+    run with what is no ``Exception`` or cannot say what it is.
+    """
+    if inspect.iscoroutinefunction(tool):
+
+        @functools.wraps(tool)
+        async def told_later(*given: Any, **named: Any) -> str:
+            try:
+                return as_told(await tool(*given, **named))
+            except Exception as error:
+                raise RuntimeError(_said_by(error)) from error
+
+        return told_later
+
+    @functools.wraps(tool)
+    def told(*given: Any, **named: Any) -> str:
+        try:
+            return as_told(settled(tool(*given, **named)))
+        except asyncio.CancelledError as error:
+            raise RuntimeError(_CANCELLED) from error
+        except Exception as error:
+            raise RuntimeError(_said_by(error)) from error
+
+    return told
+
+
+def _said_by(error: Exception) -> str:
+    with contextlib.suppress(Exception):  # a user's own exception may fail even here
+        return str(error)
+    return type(error).__name__
 
 
 def in_time(tool: Tool, seconds: float) -> Tool:
@@ -85,6 +141,8 @@ def in_time(tool: Tool, seconds: float) -> Tool:
             if not done:
                 task.cancel()  # and not waited for: it may not heed it
                 raise TimeoutError(late)
+            if task.cancelled():
+                raise RuntimeError(_CANCELLED)
             return task.result()
 
         return awaited
@@ -114,7 +172,17 @@ def _ended_by(end: SystemExit) -> RuntimeError:
 
 
 def acting_in_time(environment: type, seconds: float) -> type:
-    """The class of an environment whose methods that act fail where they take longer than ``seconds``."""
-    methods = {name: in_time(method, seconds) for name, method in methods_that_act(environment).items()}
+    """The class of an environment in which nothing takes longer than ``seconds``.
+
+    A method that acts fails then; what becomes of an episode that does not begin is said by `Acting`.
+    """
+    methods = {name: _limited(environment, name, tool, seconds) for name, tool in methods_that_act(environment).items()}
     said = {name: getattr(environment, name) for name in ("__doc__", "__module__", "__qualname__")}
-    return types.new_class(environment.__name__, (environment,), exec_body=lambda body: body.update(said | methods))
+    own = {"_rl_limit": seconds, "_rl_name": environment.__qualname__}
+    body = {**said, **own, **methods}
+    return types.new_class(environment.__name__, (Acting, environment), exec_body=lambda space: space.update(body))
+
+
+def _limited(environment: type, name: str, method: Tool, seconds: float) -> Any:
+    static = isinstance(inspect.getattr_static(environment, name), staticmethod)
+    return staticmethod(in_time(method, seconds)) if static else in_time(method, seconds)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from praison_agent_rl.agent_rollouts.answers import Answered
-from praison_agent_rl.agent_rollouts.tool_answers import meant, told_absent
+from praison_agent_rl.agent_rollouts.tool_answers import meant, telling, told_absent
 from praison_agent_rl.agent_rollouts.tool_texts import ToolWords
 from praison_agent_rl.answering import Engine, Progress, RawAnswer, complete, sampling_of
 from praison_agent_rl.data import as_messages
-from praison_agent_rl.environments import score_of_episode, settled
+from praison_agent_rl.environments import noted
+from praison_agent_rl.episodes import score_of_episode, settled
 from praison_agent_rl.errors import ModelError
-from praison_agent_rl.records import Call, Feedback, Run
+from praison_agent_rl.records import Call, Run
 from praison_agent_rl.rollouts import Sampling
 
 _BATCH = 32
@@ -30,6 +31,8 @@ class Toolbox(NamedTuple):
     observation: str | None = None
     """What an environment adds to the prompt."""
     environment: Any = None
+    fault: str | None = None
+    """Why there is nothing to act in."""
 
 
 Boxes = Callable[[Mapping[str, Any]], Toolbox]
@@ -96,9 +99,14 @@ def _talks(
 
 def _begun(row: Mapping[str, Any], box: Toolbox) -> _Talk:
     messages = [dict(message) for message in as_messages(row["prompt"])]
-    if box.observation:
-        messages[-1]["content"] = f"{messages[-1].get('content') or ''}{box.observation}"
-    return _Talk(messages, box)
+    if box.observation is not None:
+        messages[-1]["content"] = _joined(messages[-1].get("content") or "", box.observation)
+    return _Talk(messages, box, over=box.fault is not None, error=box.fault)
+
+
+def _joined(content: Any, observation: str) -> Any:
+    """A message's content, text or parts, and what an environment adds, as TRL joins them (``reset``'s caller)."""
+    return content + observation if isinstance(content, str) else [*content, {"type": "text", "text": observation}]
 
 
 def _can_ask(talk: _Talk, words: ToolWords, engine: Engine) -> bool:
@@ -140,7 +148,8 @@ def _result(call: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]
         return {"role": "tool", "name": name, "content": told_absent(name, functions)}
     try:
         arguments = function.get("arguments") or {}
-        result = settled(functions[known](**(json.loads(arguments) if isinstance(arguments, str) else arguments)))
+        named = json.loads(arguments) if isinstance(arguments, str) else arguments
+        result: Any = settled(telling(functions[known])(**named))
     except Exception as error:  # noqa: BLE001 - a tool is a user's code, and the model may call it wrongly
         result = {"error": str(error)}
     return {"role": "tool", "name": name, "content": str(result)}
@@ -154,7 +163,5 @@ def _answer(place: int, sample: int, talk: _Talk) -> RawAnswer:
 def _run(place: int, sample: int, talk: _Talk) -> Run:
     output = _answer(place, sample, talk).text or None
     began = talk.calls[0].time if talk.calls else 0.0
-    id = f"{place}-{sample}"
-    run = Run(id=id, style="tools", time=began, output=output, error=talk.error, calls=talk.calls)
-    said = score_of_episode(talk.box.environment)
-    return run if said is None else run.model_copy(update={"feedback": [Feedback(run=id, time=began, score=said)]})
+    run = Run(id=f"{place}-{sample}", style="tools", time=began, output=output, error=talk.error, calls=talk.calls)
+    return noted(score_of_episode(talk.box.environment), run)

@@ -12,6 +12,7 @@ from typing import Any, Literal, Optional
 from praison_agent_rl.agent_rollouts.agent_tools import AgentTool, own_tool, own_tools
 from praison_agent_rl.agent_rollouts.tool_answers import told_result
 from praison_agent_rl.agent_rollouts.tools import PlannedTool, ToolPlan, plan_tools, stand_in
+from praison_agent_rl.environments import GENERATES, yields
 from praison_agent_rl.errors import ConfigError
 from praison_agent_rl.scoring.names import short
 
@@ -156,6 +157,8 @@ def _unfit(planned: PlannedTool) -> list[str]:
     tool = planned.tool
     if tool.kind == "handoff" and planned.how == "runs":
         return [f"{tool.name}: it hands over to {tool.hands_over_to!r}, which TRL's loop cannot; use rollout: agent"]
+    if planned.how == "runs" and tool.callable is not None and yields(tool.callable):
+        return [f"{tool.name}: it {GENERATES}"]
     if _fits_as_it_is(planned):
         return []
     if not tool.name.isidentifier() or keyword.iskeyword(tool.name):

@@ -22,7 +22,8 @@ from praison_agent_rl.capture.opened import by_outlet, takers_of_stray_call, tak
 from praison_agent_rl.capture.opened import is_recording as is_recording
 from praison_agent_rl.capture.opened import open_recordings as open_recordings
 from praison_agent_rl.capture.outlets import Outlet, Writer
-from praison_agent_rl.capture.replies import Fold, Reply, reply_in, reply_of, request_of, snapshot, take
+from praison_agent_rl.capture.replies import Fold, Reply, answer_in, reply_in, reply_of, request_of, snapshot, take
+from praison_agent_rl.capture.versions import model_named, version_named
 from praison_agent_rl.swap import Route, server_of
 from praison_agent_rl.transcripts.run_ids import RunId
 
@@ -152,6 +153,8 @@ class PendingCall:
         self._line: dict[str, Any] | None = None
         """What is known of it before the reply, once somebody has made it."""
         self._fold: Fold | None = None
+        self._named: str | None = None
+        """The model that the server named."""
         self._done = False
         self._owed: dict[Outlet, Sequence[Recording]] = {}
         """Where a stream is still to be written to; whoever takes one out writes there."""
@@ -159,6 +162,7 @@ class PendingCall:
     def answered(self, answer: Any) -> None:
         """Record the whole reply."""
         try:
+            self._named = model_named(answer)
             self._record(reply_of(answer))
         except Exception as error:  # noqa: BLE001 - the recorder's boundary, without a further call
             _lose(error, self)
@@ -166,6 +170,8 @@ class PendingCall:
     @_harmless
     def failed(self, error: BaseException) -> None:
         """Record what came instead of a reply or of its end; a reply that only its reader refused is there."""
+        if self._fold is None:
+            self._named = model_named(answer_in(error))
         reply = self._so_far() if self._fold is not None else reply_in(error)
         self._record(reply, describe(error), partial=self._fold is not None)
 
@@ -183,6 +189,7 @@ class PendingCall:
     def add(self, chunk: Any) -> None:
         """Take a chunk on its way to the agent."""
         if self._fold is not None:
+            self._named = self._named or model_named(chunk)
             self._fold.add(chunk)
 
     @_harmless
@@ -234,8 +241,10 @@ class PendingCall:
     ) -> None:
         message, finish, usage, logprobs = reply
         seconds, error, partial = ending
+        known = self._line or self._known()
         call = {
-            **(self._line or self._known()),
+            **known,
+            "version": known["version"] or version_named(self._named, known["model"]),
             "seconds": seconds,
             "reply": message,
             "finish": finish,

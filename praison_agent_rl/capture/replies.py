@@ -182,14 +182,20 @@ def reply_of(answer: Any) -> Reply:
 
 
 def reply_in(error: BaseException) -> Reply:
-    """The reply that OpenAI's client had got when it could not turn it into the object that was asked for.
+    """The reply in `answer_in`."""
+    answer = answer_in(error)
+    return Reply() if answer is None else reply_of(answer)
 
-    Its `LengthFinishReasonError` carries the reply; a ValidationError only leaves it in the frames that it passed.
+
+def answer_in(error: BaseException) -> BaseModel | None:
+    """The answer that OpenAI's client had got when it could not turn it into the object that was asked for.
+
+    Its `LengthFinishReasonError` carries the answer; a ValidationError only leaves it in the frames that it passed.
     """
     found, trace = getattr(error, "completion", None), error.__traceback__
     while found is None and trace is not None:
         found, trace = trace.tb_frame.f_locals.get("chat_completion"), trace.tb_next
-    return reply_of(found) if isinstance(found, BaseModel) and "choices" in fields(found) else Reply()
+    return found if isinstance(found, BaseModel) and "choices" in fields(found) else None
 
 
 class Fold:
@@ -329,11 +335,7 @@ def _one_name_for_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _usage(record: Any) -> dict[str, Any] | None:
-    usage = {}
-    for key, value in fields(record).items():
-        if value is not None:
-            usage[key] = value if type(value) in _ATOMS else snapshot(value)
-    return usage or None
+    return {key: snapshot(value) for key, value in fields(record).items() if value is not None} or None
 
 
 def _settings(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The verbs ``praison-agent-rl doctor``, ``doctor data`` and ``doctor plan``: what can run here, and what it takes."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,7 +50,7 @@ def plan(
     file: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file of the run.")],
     gpu: Annotated[
         str | None,
-        typer.Option(help="4090, L4, L40S, A100-40, A100, H100 or H200; by default the one here, else H100."),
+        typer.Option(help="4090, L4, L40S, A100-40, A100, H100 or H200; by default the one here, or an H100 without."),
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of a machine; by default as launch says.")] = None,
     machines: Annotated[int | None, typer.Option(min=1, help="Machines; by default as launch says.")] = None,
@@ -67,16 +68,20 @@ def plan(
 ) -> None:
     """Say by arithmetic what a run takes of GPUs, network, disk and time, and what would make it fit."""
     from praison_agent_rl.config import TrainConfig
+    from praison_agent_rl.errors import ConfigError
     from praison_agent_rl.resource_plan.hardware import find_gpu
-    from praison_agent_rl.resource_plan.planned import machines_of, plan_run, usual_prompt
+    from praison_agent_rl.resource_plan.planned import check_prompt, machines_of, plan_run, usual_prompt
     from praison_agent_rl.resource_plan.shapes import find_shape, read_count
     from praison_agent_rl.resource_plan.telling import lines_of
 
     config = TrainConfig.load(file, overrides=sets, need_model=parameters is None, need_data=False)
     shape = find_shape(config.model_name or "a model", read_count(parameters) if parameters else None)
+    if math.isinf(network):
+        raise ConfigError(f"--network is {network}, which is no number of gigabits a second")
+    check_prompt(config, tokens := prompt_tokens or usual_prompt(config))
     found = machines_of(config, find_gpu(gpu), gpus=gpus, machines=machines)
     found = found.model_copy(update={"network": network * 1e9 / 8, "servers": server_gpus})
-    planned = plan_run(config, shape, found, prompt_tokens=prompt_tokens or usual_prompt(config), prompts=prompts)
+    planned = plan_run(config, shape, found, prompt_tokens=tokens, prompts=prompts)
     typer.echo(planned.model_dump_json(indent=2) if as_json else "\n".join(lines_of(planned, config)))
 
 

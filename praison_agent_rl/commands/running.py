@@ -34,12 +34,14 @@ def train(
 
     if resume is not None:
         given = _settings(overrides)
-        if config is not None or dry_run or flags or given.keys() - {"rollout_agent"}:
+        if config is not None or dry_run or flags.keys() - {"remote"} or given.keys() - {"rollout_agent", "remote"}:
             raise ConfigError(
                 "--resume goes on with a run as it was planned; give it no other argument than --set "
-                "rollout_agent=module:name, which says where the run's agent is"
+                "rollout_agent=module:name, which says where the run's agent is, and --remote-host or --set "
+                "remote=null, which say that it goes on on another machine or on this one"
             )
         with naming(resume):
+            _move(resume, {**flags, **given})
             planned = RunFolder.open(resume).plan.config
             if _joined(resume, TrainConfig.load(planned, need_model=False, need_data=False)):
                 return
@@ -111,8 +113,19 @@ def stop(root: Path) -> None:
     from praison_agent_rl.remote.running import stop_there
     from praison_agent_rl.runs import RunFolder
 
-    stopped = stop_there(RunFolder.open(root))
-    _say("it was stopped; its checkpoints stay there" if stopped else "it does not go on any more")
+    stopped = stop_there(RunFolder.open(root), _say)
+    _say("it was stopped" if stopped else "it does not go on any more")
+
+
+def _move(root: Path, given: Mapping[str, Any]) -> None:
+    """Let a run go on on another machine, or on this one, if ``given`` says so."""
+    if "remote" not in given:
+        return
+    from praison_agent_rl.remote.running import move_run
+
+    run = RunFolder.open(root)
+    known, told = run.plan.config.get("remote"), given["remote"]
+    move_run(run, {**known, **told} if isinstance(known, Mapping) and isinstance(told, Mapping) else told, _say)
 
 
 def _say_outcome(result: Any) -> None:
@@ -154,10 +167,12 @@ def _model_made_of(run: Any) -> Path | None:
 def _say_estimate(draft: Any) -> None:
     from praison_agent_rl.estimate import free_disk, in_words, total_memory
     from praison_agent_rl.planning import best_device, check_room, expected_cost
+    from praison_agent_rl.remote.visiting import in_words_of
 
     root = Path(draft.config.output_dir or Path.cwd())
     check_room(draft, root)
-    device, cost = best_device(), expected_cost(draft)
+    there = _seen_there(draft)
+    device, cost = (there.device, there.cost) if there else (best_device(), expected_cost(draft))
     table = _facts_table()
     table.add_row("model", escape(draft.base))
     method = draft.config.method
@@ -170,14 +185,32 @@ def _say_estimate(draft: Any) -> None:
     table.add_row("steps", escape(f"{cost.steps} on {device}"))
     if cost.memory_bytes and cost.disk_bytes and cost.seconds:
         memory = total_memory()
-        has = f" (this machine has {in_words(memory)})" if memory and device == "cpu" else ""
+        has = f" (this machine has {in_words(memory)})" if memory and device == "cpu" and not there else ""
         table.add_row("memory", f"about {in_words(cost.memory_bytes)}{has}")
         table.add_row("disk", f"about {in_words(cost.disk_bytes)} ({in_words(free_disk(root))} free)")
         table.add_row("time", f"about {max(1, round(cost.seconds / 60))} minutes")
     else:
         table.add_row("memory, disk, time", "not estimated: nothing is known here of the size of this model")
+    for what, found in (in_words_of(there, draft.config.remote) if there else {}).items():
+        table.add_row(what, escape(found))
     console.print(table)
-    console.print("dry run: all that can be checked without loading the model is sound; nothing was loaded or written")
+    sent = ", sent" if there else ""
+    console.print(
+        f"dry run: all that can be checked without loading the model is sound; nothing was loaded{sent} or written"
+    )
+
+
+def _seen_there(draft: Any) -> Any:
+    """What another machine has for the run, if it is to happen on one; raises PraisonRLError where it cannot."""
+    if draft.config.remote is None:
+        return None
+    from praison_agent_rl.pairs.lengths import mean_tokens
+    from praison_agent_rl.planning import plan_of
+    from praison_agent_rl.remote.checks import Load
+    from praison_agent_rl.remote.visiting import visit
+
+    load = Load(plan_of(draft), len(draft.train), len(draft.held_out), mean_tokens(draft.train))
+    return visit(draft.config.remote, load)
 
 
 def improve(agent: str, reward: list[str] | None, options: dict[str, Any], sets: list[str]) -> None:

@@ -1,13 +1,15 @@
 """The verb ``praison-agent-rl serve``: one address for agents and versions, in the foreground, for agents elsewhere."""
 
 import ipaddress
+import math
 import os
 import secrets
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "PRAISON_AGENT_RL_KEY"
 """Variable of the environment with the key that clients send; without it one is made."""
+_FILES = 65_536
 console = Console(soft_wrap=True, emoji=False)
 
 
@@ -65,13 +68,16 @@ def serve_agents(words: Sequence[str], given: ServeOptions) -> None:
 
     Raises:
         VersionError: there is no such agent or version.
-        ConfigError: the address cannot be had, or has no key and is not of this machine alone.
+        ConfigError: an option is wrong, or the address cannot be had, or has no key and is not of this machine alone.
         ServerFailed: no server came up.
     """
     from praison_agent_rl.gateway.names import find_targets
     from praison_agent_rl.gateway.running import Gateway, Terms, listen
 
     key, open_ = _key_for(given), _opener(given)
+    if not (math.isfinite(given.drain) and given.drain >= 0):
+        raise ConfigError(f"--drain {given.drain:g} is no time; give seconds, as 60")
+    _allow_all_connections()
     targets = find_targets(given.home, words)
     terms = Terms(key=key or secrets.token_urlsafe(24), drain=given.drain, tell=_say)
     with _ended_as_by_ctrl_c(), listen(given.host, given.port) as listener:
@@ -82,14 +88,17 @@ def serve_agents(words: Sequence[str], given: ServeOptions) -> None:
             try:
                 _wait(gateway)
             except KeyboardInterrupt:
-                _say(f"no more requests are taken; those under way get up to {given.drain:g} s")
+                _mention(f"no more requests are taken; those under way get up to {given.drain:g} s")
                 raise
 
 
 def _key_for(given: ServeOptions) -> str | None:
     key = os.environ.get(KEY_VARIABLE)
-    if key is not None and not (key and key.isascii() and key.isprintable()):
-        raise ConfigError(f"the key in {KEY_VARIABLE} is empty, or holds a character that no HTTP header can carry")
+    if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
+        raise ConfigError(
+            f"the key in {KEY_VARIABLE} is empty, or no HTTP header can carry it: it begins or ends with a space, or "
+            "holds a character that is not of ASCII or cannot be seen"
+        )
     if _is_of_this_machine(given.host):
         return key
     if key is None:
@@ -125,6 +134,19 @@ def _opener(given: ServeOptions) -> "Open":
     )
 
 
+def _allow_all_connections() -> None:
+    """Let this process have `_FILES` open, if the system does: a request takes two, and the default is 1024."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):  # macOS has a further limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def _wait(gateway: "Gateway", *, until_tried: bool = False) -> None:
     while True:
         gateway.check()
@@ -147,9 +169,14 @@ def _ended_as_by_ctrl_c() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _say("the server has ended")
+        _mention("the server has ended")
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _mention(text: str) -> None:
+    with suppress(OSError, SystemExit):  # the disk is full, or nobody reads any more (where rich ends the process)
+        _say(text)
 
 
 def _say(text: str) -> None:

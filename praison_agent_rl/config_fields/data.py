@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from praison_agent_rl.config_values import SETTINGS, Amount, Count, Positive, Real, Weight, Whole, read_dataset
+from praison_agent_rl.config_values import SETTINGS, Amount, Count, Real, Seconds, Weight, Whole, read_dataset
 
 
 class DataFields(BaseModel):
@@ -26,7 +26,7 @@ class DataFields(BaseModel):
     """One weight for each reward function; by default all 1."""
     judge_funcs: Any = None
     """Reward functions that judge the held-out answers and are not trained on, given as ``reward_funcs`` are."""
-    reward_timeout: Positive = 60.0
+    reward_timeout: Seconds = 60.0
     """Seconds for one call of one reward with up to 64 completions; a call with more may take longer in proportion."""
     reward_retries: Annotated[Whole, Field(le=10)] = 1
     """How often a reward's call that failed is made again before it is made in smaller parts."""

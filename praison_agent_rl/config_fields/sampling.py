@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from praison_agent_rl.config_values import (
     SETTINGS,
@@ -13,10 +13,12 @@ from praison_agent_rl.config_values import (
     Positive,
     Rate,
     Scaling,
+    Seconds,
     Switch,
     Weight,
     Whole,
 )
+from praison_agent_rl.vllm_servers.addresses import as_written
 
 
 class SamplingFields(BaseModel):
@@ -93,7 +95,7 @@ class SamplingFields(BaseModel):
     """Share of the advantage of the following sequence that one gets in ``credit: discounted``."""
     rollouts_at_once: Annotated[Count, Field(le=1024)] = 8
     """Copies of the agent that answer at a time."""
-    rollout_timeout: Positive = 120.0
+    rollout_timeout: Seconds = 120.0
     """Seconds that an agent may take for one answer, tools included; in ``rollout: tools``, that one call of a tool may
     take."""
     parity: Literal["stop", "allow"] = "stop"
@@ -105,9 +107,16 @@ class SamplingFields(BaseModel):
     (``exact``) or in fewer bits; or a ``vllm`` server that gets each policy as an adapter. ``auto`` is exact where that
     can be, else generate. Completions are weighted by the log-probabilities that they were drawn with where these are
     others."""
-    vllm_server_base_url: str | None = None
-    """The vLLM server of ``sampler: vllm`` (or of TRL's ``vllm_mode: server``); without it one is started here."""
+    vllm_server_base_url: Annotated[str | list[str] | None, BeforeValidator(as_written)] = None
+    """The vLLM server of ``sampler: vllm`` (or of TRL's ``vllm_mode: server``), or a list of servers among which the
+    prompts are divided; without it one is started here."""
     vllm_server_sees: str | None = None
-    """Path by which that server sees the folder ``policies`` of the run, where it is another than here."""
+    """Path by which those servers see the folder ``policies`` of the run, where it is another than here."""
     vllm_server_options: list[str] | None = None
     """Further arguments of ``vllm serve`` for the server that is started here."""
+
+    @property
+    def vllm_servers(self) -> list[str]:
+        """Base URLs of the vLLM servers that run already."""
+        named = self.vllm_server_base_url
+        return ([named] if isinstance(named, str) else named) if named else []

@@ -13,6 +13,7 @@ from praison_agent_rl.dataset_building.brief_runs import BriefRun
 from praison_agent_rl.errors import DataError, RewardError
 from praison_agent_rl.records import Record, Run
 from praison_agent_rl.rewards import resolve
+from praison_agent_rl.transcripts.corrections import says_nothing
 
 FEEDBACK_COLUMNS = ("answer", "rating", "tags")
 OWN_COLUMNS = ("prompt", "run", "agent", "split", "tools")
@@ -157,7 +158,7 @@ def feedback_columns(run: BriefRun, names: Iterable[str]) -> Row:
         return {}
     columns: Row = {}
     for feedback in sorted(run.feedback, key=lambda feedback: feedback.time):
-        if feedback.correction is not None:
+        if feedback.correction is not None and not says_nothing(feedback.correction):  # older stores hold such
             columns["answer"] = feedback.correction
         if feedback.score is not None:
             columns["rating"] = feedback.score

@@ -12,10 +12,10 @@ from praison_agent_rl.exports.end_tokens import check_agreement, end_tokens
 from praison_agent_rl.exports.folders import check_free, new_folder, scratch_folder
 from praison_agent_rl.exports.hub import push
 from praison_agent_rl.exports.jobs import Job, Say
-from praison_agent_rl.exports.kinds import Kind, checked, kind_of
+from praison_agent_rl.exports.kinds import Kind, check_meant, checked, kind_of
 from praison_agent_rl.exports.made import TARGETS, Check, Export, File, Options, Target, files_of, read_options
 from praison_agent_rl.exports.ollama import create as create_in_ollama
-from praison_agent_rl.exports.subjects import Subject, check_exportable, find_subject
+from praison_agent_rl.exports.subjects import Subject, check_exportable, check_outside, find_subject
 from praison_agent_rl.runs import HOME
 
 __all__ = ["TARGETS", "Check", "Export", "File", "Options", "Target", "export"]
@@ -48,15 +48,17 @@ def export(
     chosen = read_options(options)
     if to not in TARGETS:
         raise ConfigError(f"nothing can be exported to {to!r}; there are: {', '.join(TARGETS)}")
+    check_meant(to, chosen)
     kind = kind_of(to, chosen)
     kind.prepare(chosen)
     found = find_subject(subject, home)
-    place = Path(out) if out is not None else home / "exports" / f"{found.name}-{to}"
+    place = Path(out).expanduser() if out is not None else home / "exports" / f"{found.name}-{to}"
+    check_outside(found, place)
     if to != "hub":
         check_free(place)
     check_exportable(found, force=chosen.force)
     kind.fits(found)
-    ends = end_tokens(found.model)
+    ends = end_tokens(found.model, trusted=found.trusted)
     notes = [*_doubts(found), *check_agreement(ends, label=found.label, force=chosen.force)]
     job = Job(found, chosen, place, ends, say)
     made = _pushed(job, kind) if to == "hub" else _written(job, kind, to)
@@ -98,6 +100,8 @@ def _pushed(job: Job, kind: Kind) -> Export:
 
 
 def _doubts(subject: Subject) -> list[str]:
+    if subject.unmeasured:
+        return ["exported by force, before it was compared on its held-out prompts; its card says so"]
     if subject.passed is None:
         return ["nothing was held out, so it is not known whether it is better than its base"]
     return [] if subject.passed else ["exported by force, against the verdict of the gate; its card says so"]

@@ -15,13 +15,14 @@ from praison_agent_rl.models import plain_weights
 from praison_agent_rl.runs import write_text
 from praison_agent_rl.vllm_servers.adapters import make_servable, why_not_servable
 from praison_agent_rl.vllm_servers.serving import fitting_rank, rank_of
+from praison_agent_rl.weight_files import check_adapter_files
 
 _CONFIG = "adapter_config.json"
 _TEMPLATE = "chat_template.jinja"
 
 
 def check_servable(subject: Subject) -> None:
-    """Raise ConfigError where vLLM refuses the adapter; the merged model is served instead."""
+    """Raise ConfigError where vLLM refuses the adapter, and ModelError where it is not whole."""
     why: object = why_not_servable(config_of(subject.adapter))
     try:
         fitting_rank(rank_of(subject.adapter))
@@ -29,6 +30,7 @@ def check_servable(subject: Subject) -> None:
         why = why or failure
     if why:
         raise ConfigError(f"{why}; export the merged model, which vLLM serves as any other: --to hf")
+    check_adapter_files(subject.adapter)
 
 
 def write_adapter(job: Job, folder: Path) -> Written:
@@ -54,10 +56,14 @@ def write_adapter(job: Job, folder: Path) -> Written:
 def serve_command(job: Job, place: str) -> str:
     """What serves the adapter at ``place``, a folder or a name on the hub, beside its base."""
     subject = job.subject
-    revision = subject.plan.config.get("revision")
+    revision = subject.plan.config.get("revision") if hub_name(subject.plan.base) else None
     words = ["vllm", "serve", base_of(subject), *(["--revision", str(revision)] if revision else [])]
+    words += ["--trust-remote-code"] if subject.trusted else []
     words += ["--enable-lora", "--max-lora-rank", str(fitting_rank(rank_of(subject.adapter)))]
-    return shlex.join([*words, "--lora-modules", f"{name_of(job)}={place}"])
+    module = f"{name_of(job)}={place}"
+    if module.count("=") > 1 or "," in module:  # vLLM then wants JSON (entrypoints/openai/cli_args.py)
+        module = json.dumps({"name": name_of(job), "path": place}, ensure_ascii=False)
+    return shlex.join([*words, "--lora-modules", module])
 
 
 def name_of(job: Job) -> str:

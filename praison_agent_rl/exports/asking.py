@@ -110,25 +110,30 @@ def _scored(asked: _Asked, given: Sequence[Given], measured: Mapping[int, Answer
 def _by_scores(
     question: Question, scored: Mapping[int, Answer], measured: Mapping[int, Answer], base: Mapping[int, Answer]
 ) -> Check:
-    """The mean score may be lower by a share of the range of the scores; by one prompt's worth where engines differ."""
-    pairs = {
-        place: (known, answer.total)
-        for place, answer in scored.items()
-        if (known := measured[place].total) is not None and answer.total is not None
-    }
+    """The mean score may be lower by a share of the range of the scores; by one prompt's worth where engines differ.
+
+    By the engine that measured the version it may not be higher by more either: that is another model. What
+    cannot be scored any more, as the version's own answer could, counts as the worst score of all.
+    """
+    totals = [answer.total for answer in [*measured.values(), *base.values()] if answer.total is not None]
+    known = {place: total for place in scored if (total := measured[place].total) is not None}
+    found = [scored[place].total for place in known]
+    lost = found.count(None)
     equal = sum(measured[place].text == answer.text for place, answer in scored.items())
-    if not pairs:
+    if lost == len(known):
         own_texts = [measured[place].text for place in scored]
         given = [Given(answer.text, []) for answer in scored.values()]
         return _by_texts(question, given, own_texts, "no reward scores its answers")
-    own, exported = (statistics.fmean(values) for values in zip(*pairs.values(), strict=True))
-    totals = [answer.total for answer in [*measured.values(), *base.values()] if answer.total is not None]
-    share = question.share if question.share == SAME else max(question.share, 1 / len(pairs))
+    own = statistics.fmean(known.values())
+    exported = statistics.fmean(min(totals) if total is None else total for total in found)
+    same = question.share == SAME
+    share = question.share if same else max(question.share, 1 / len(known))
     allowed = share * (max(totals) - min(totals))
-    passed = own - exported <= allowed + 1e-9
+    passed = (abs(own - exported) if same else own - exported) <= allowed + 1e-9
     text = (
-        f"{_verdict(passed)} by {question.loader}: {exported:.4g} on {len(pairs)} held-out prompts, its version has "
-        f"{own:.4g} (allowed: {allowed:.2g} lower); {equal} of {len(scored)} greedy answers are the same"
+        f"{_verdict(passed)} by {question.loader}: {exported:.4g} on {len(known)} held-out prompts, its version has "
+        f"{own:.4g} (allowed: {allowed:.2g} {'apart' if same else 'lower'}); {equal} of {len(scored)} greedy answers "
+        f"are the same{f'; {lost} cannot be scored any more and count as the worst' if lost else ''}"
     )
     return Check(
         status=_verdict(passed),

@@ -10,9 +10,16 @@ import yaml
 from praison_agent_rl.data_files import read_rows
 from praison_agent_rl.exports.subjects import Subject
 from praison_agent_rl.records import Comparison, Plan
-from praison_agent_rl.runs import write_text
+from praison_agent_rl.runs import RunFolder, write_text
 
 _METHODS = {"grpo": "GRPO (arXiv 2402.03300), by rewards", "cpo": "CPO (arXiv 2401.08417), by preference pairs"}
+_LICENSE = ("license", "license_name", "license_link")
+"""How the hub names a licence; one that it has no name for is ``other``, with the rest."""
+_IN_GGUF = {
+    "license": "general.license",
+    "license_name": "general.license.name",
+    "license_link": "general.license.link",
+}
 CARD = "README.md"
 
 
@@ -24,16 +31,18 @@ def write_card(subject: Subject, folder: Path, *, tags: tuple[str, ...] = (), li
 def model_card(subject: Subject, *, tags: tuple[str, ...] = (), library: str = "transformers") -> str:
     """The card as Markdown with the hub's metadata at its top."""
     plan = subject.plan
+    first = _first_plan(plan)
     metadata: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
-    if base := hub_name(plan.base):
+    if base := hub_name(first.base):
         metadata["base_model"] = base
         metadata["base_model_relation"] = "adapter" if library == "peft" else "finetune"
-    if license_ := license_of(plan.base, plan.config.get("revision")):
-        metadata["license"] = license_
+    metadata |= (license_ := license_of(first.base, first.config.get("revision")))
     metadata["tags"] = list(dict.fromkeys(["praison-agent-rl", str(plan.config.get("method", "grpo")), *tags]))
     sections = [
-        f"# {subject.label}",
-        "\n".join(_origin(subject, license_)),
+        f"# {subject.title}",
+        "\n".join(
+            [*_origin(subject, first), f"- licence of the base: {_in_words(license_)}", *_training(subject, library)]
+        ),
         "## Held-out comparison",
         "\n".join(_results(subject)),
     ]
@@ -46,29 +55,45 @@ def hub_name(base: str) -> str | None:
     return None if is_path or base.count("/") != 1 else base
 
 
-def license_of(base: str, revision: str | None) -> str | None:
-    """The licence that the base says it has, where its card or its GGUF file is on this machine."""
+def _first_plan(plan: Plan) -> Plan:
+    """The plan of the first training: a version may be trained on an earlier one, and that on one before."""
+    while (earlier := RunFolder(Path(plan.base).parent)).merged == Path(plan.base) and earlier.plan_file.is_file():
+        plan = earlier.plan
+    return plan
+
+
+def license_of(base: str, revision: str | None) -> dict[str, Any]:
+    """What the base says of its licence in the hub's words, where its card or its GGUF file is on this machine."""
     path = Path(base)
     if path.suffix.lower() == ".gguf":
         return _license_in_gguf(path)
     card = path / CARD if path.is_dir() else _cached_card(base, revision)
     try:
-        head = card.read_text(encoding="utf-8").split("---\n")[1] if card else ""
-        found = yaml.safe_load(head)
-    except (OSError, ValueError, IndexError, yaml.YAMLError):
-        return None
-    license_ = found.get("license") if isinstance(found, dict) else None
-    return license_ if isinstance(license_, str) else None
+        start, head, *_ = card.read_text(encoding="utf-8").split("---\n") if card else ("", "")
+        found = yaml.safe_load(head) if not start.strip() else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    said = found if isinstance(found, dict) and found.get("license") else {}
+    return {key: said[key] for key in _LICENSE if said.get(key)}
 
 
-def _license_in_gguf(file: Path) -> str | None:
+def _license_in_gguf(file: Path) -> dict[str, Any]:
     from gguf import GGUFReader
 
     try:
-        field = GGUFReader(file).fields.get("general.license")
+        fields = GGUFReader(file).fields
     except (OSError, ValueError):
-        return None
-    return str(field.contents()) if field is not None else None
+        return {}
+    said = {key: fields[name].contents() for key, name in _IN_GGUF.items() if name in fields}
+    return said if said.get("license") else {}
+
+
+def _in_words(license_: dict[str, Any]) -> str:
+    if not license_:
+        return "unknown: its card is not on the machine that wrote this, or names none"
+    said = license_["license"]
+    more = [str(license_[key]) for key in _LICENSE[1:] if key in license_]
+    return ", ".join([*(map(str, said) if isinstance(said, list) else [str(said)]), *more])
 
 
 def _cached_card(base: str, revision: str | None) -> Path | None:
@@ -78,15 +103,21 @@ def _cached_card(base: str, revision: str | None) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _origin(subject: Subject, license_: str | None) -> Iterator[str]:
+def _origin(subject: Subject, first: Plan) -> Iterator[str]:
     plan = subject.plan
-    revision = f", revision {plan.config['revision']}" if plan.config.get("revision") else ""
-    name = hub_name(plan.base) or Path(plan.base).name
-    yield f"- base: {f'version {plan.parent} of the same agent' if plan.parent else name}{revision}"
-    yield f"- licence of the base: {license_ or 'unknown: its card is not on the machine that wrote this'}"
+    revision = f", revision {first.config['revision']}" if first.config.get("revision") else ""
+    earlier = f"version {first.parent} of the same agent" if first.parent else None  # which is not there any more
+    yield f"- base: {earlier or hub_name(first.base) or Path(first.base).name}{revision}"
+    if plan != first:
+        yield f"- trained on {f'version {plan.parent} of the same agent' if plan.parent else 'an earlier run of it'}"
+
+
+def _training(subject: Subject, library: str) -> Iterator[str]:
+    plan = subject.plan
     if plan.agent:
         yield f"- trained for the agent {plan.agent!r}"
-    yield f"- method: {_METHODS.get(str(plan.config.get('method', 'grpo')), plan.config.get('method'))}; LoRA, merged"
+    form = "a LoRA adapter" if library == "peft" else "LoRA, merged"
+    yield f"- method: {_METHODS.get(str(plan.config.get('method', 'grpo')), plan.config.get('method'))}; {form}"
     yield f"- trained: {plan.created[:10]}, with " + ", ".join(f"{k} {v}" for k, v in plan.libraries.items())
     yield "- rewards: " + (", ".join(f"{reward.name} (weight {reward.weight:g})" for reward in plan.rewards) or "none")
     yield f"- data: {', '.join(_counts(subject)) or 'not recorded'}"
@@ -113,6 +144,9 @@ def _counts(subject: Subject) -> Iterator[str]:
 
 def _results(subject: Subject) -> Iterator[str]:
     compared, verdict = subject.comparison, subject.verdict
+    if subject.unmeasured:
+        yield "It was exported by force, before it was compared with its base on the prompts that were held out."
+        return
     if compared is None:
         yield "Nothing was held out, so it is not known whether this is better than its base."
         return

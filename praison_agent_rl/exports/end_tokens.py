@@ -24,27 +24,28 @@ class EndTokens(NamedTuple):
     problems: list[str]
 
 
-def end_tokens(folder: Path) -> EndTokens:
+def end_tokens(folder: Path, *, trusted: bool = False) -> EndTokens:
     """The end tokens of the model in ``folder`` by its tokenizer, generation config, config and chat template.
 
     Raises:
         ModelError: a file cannot be read.
         MissingExtra: transformers is not installed.
     """
-    tokenizer = tokenizer_in(folder)
-    declared = _ids(_object_in(folder / _GENERATION).get("eos_token_id"))
+    tokenizer = tokenizer_in(folder, trusted=trusted)
+    declared, of_config = (_declared_in(folder / name, tokenizer) for name in (_GENERATION, "config.json"))
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids = sorted({*declared, *own})
     problems = []
     if not own:
         problems.append("the tokenizer has no end token (eos_token)")
-    if other := sorted({*_ids(_object_in(folder / "config.json").get("eos_token_id"))} - {*ids}):
+    if other := sorted({*of_config} - {*ids}):
         problems.append(f"config.json ends answers at {_named(tokenizer, other)}, the generation config does not")
-    last = _of_template(tokenizer)
+    last, refused = _of_template(tokenizer)
+    problems += refused
     if last is not None and last not in ids:
         where = _named(tokenizer, ids) or "nowhere"
         problems.append(f"the chat template ends answers with {_named(tokenizer, [last])}, but they end at {where}")
-    return EndTokens(ids, [str(tokenizer.convert_ids_to_tokens(id_)) for id_ in ids], problems)
+    return EndTokens(ids, [str(tokenizer.decode([id_])) for id_ in ids], problems)
 
 
 def check_agreement(found: EndTokens, *, label: str, force: bool) -> list[str]:
@@ -67,8 +68,8 @@ def write_end_tokens(folder: Path, ids: list[int]) -> None:
         write_text(folder / _GENERATION, json.dumps(said, indent=2, sort_keys=True) + "\n")
 
 
-def tokenizer_in(folder: Path) -> Any:
-    """The tokenizer that lies in a model's folder.
+def tokenizer_in(folder: Path, *, trusted: bool = False) -> Any:
+    """The tokenizer that lies in a model's folder; where it is ``trusted``, code that comes with it may run.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -78,21 +79,33 @@ def tokenizer_in(folder: Path) -> Any:
     from praison_agent_rl.models import load_tokenizer, require_training_stack
 
     require_training_stack()
-    return load_tokenizer(str(folder), TrainConfig.load({}, need_model=False, need_data=False))
+    return load_tokenizer(
+        str(folder), TrainConfig.load({"trust_remote_code": trusted}, need_model=False, need_data=False)
+    )
 
 
-def _of_template(tokenizer: Any) -> int | None:
-    """The first special token that the chat template puts after an answer; None where there is none."""
+def _of_template(tokenizer: Any) -> tuple[int | None, list[str]]:
+    """The first special token that the chat template puts after an answer, if any; and why that cannot be seen."""
     if tokenizer.chat_template is None:
-        return None
-    said = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _MARK}]
-    try:
-        text = str(tokenizer.apply_chat_template(said, tokenize=False))
-    except Exception as error:  # a template is the model's own code and may raise anything
-        raise ModelError(f"the chat template refuses a conversation: {type(error).__name__}: {error}") from error
-    tail = tokenizer(text.rpartition(_MARK)[2], add_special_tokens=False)["input_ids"]
-    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    return next((id_ for id_ in tail if id_ in special), None)
+        return None, []
+    why = []
+    for before in ([], [{"role": "system", "content": "Hello"}]):
+        said = [*before, {"role": "user", "content": "Hello"}, {"role": "assistant", "content": _MARK}]
+        try:
+            text = str(tokenizer.apply_chat_template(said, tokenize=False))
+        except Exception as error:  # noqa: BLE001  # a template is the model's own code and may raise anything
+            why.append(f"the chat template refuses a conversation: {type(error).__name__}: {error}")
+            continue
+        tail = tokenizer(text.rpartition(_MARK)[2], add_special_tokens=False)["input_ids"] if _MARK in text else []
+        special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+        return next((id_ for id_ in tail if id_ in special), None), []
+    return None, why[:1]
+
+
+def _declared_in(file: Path, tokenizer: Any) -> list[int]:
+    """Without tokens that there are not, which some bases name and no answer can have."""
+    ids = _ids(_object_in(file).get("eos_token_id"))
+    return [id_ for id_ in ids if id_ >= 0 and tokenizer.convert_ids_to_tokens(id_) is not None]
 
 
 def _ids(value: Any) -> list[int]:

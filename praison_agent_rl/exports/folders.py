@@ -1,13 +1,15 @@
 """A folder that appears whole or not at all; nothing that lay there before is touched."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from praison_agent_rl.errors import ConfigError, ModelError
 from praison_agent_rl.estimate import free_disk, in_words
+from praison_agent_rl.locks import AVAILABLE
 from praison_agent_rl.publishing import link_or_copy, sync_all
 from praison_agent_rl.runs import sync_to_disk
 
@@ -16,9 +18,15 @@ _SPARE = 64 * 2**20
 
 
 def check_free(out: Path) -> None:
-    """Raise ConfigError unless ``out`` is not there yet, or an empty folder."""
-    if out.is_symlink() or out.is_file() or (out.is_dir() and any(out.iterdir())):
+    """Raise ConfigError unless ``out`` is not there yet, or an empty folder that can be replaced."""
+    there = os.path.lexists(out)
+    if there and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{str(out)!r} holds something already; remove it, or give another folder (--out)")
+    if out.name in ("", "..") or (there and (out.is_mount() or out.samefile(os.curdir))):
+        raise ConfigError(
+            f"{str(out)!r} is the current folder or a disk, which an export cannot replace as a whole; give a new "
+            "folder in it (--out)"
+        )
 
 
 @contextmanager
@@ -43,18 +51,75 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch_folder(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` that is gone afterwards, as is one that a killed process left; raises ConfigError."""
-    temporary = out.with_name(f".{out.name}.part")
+    """A folder beside ``out`` that is gone afterwards, as is what a killed process left there.
+
+    Its name is a new one each time: a program that a killed process had started may still write by the old one.
+
+    Raises:
+        ConfigError: nothing can be made there, or another export is about to fill ``out``.
+    """
+    place = out.with_name(f".{out.name}.part")
+    temporary = place / secrets.token_hex(4)
+    with ExitStack() as stack:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_claimed(place))
+            temporary.mkdir()
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another export to {str(out)!r} is under way; let it end, or give another --out"
+            ) from error
+        except OSError as error:
+            raise ConfigError(f"{str(out)!r} cannot be made: {error.strerror or error}; give another --out") from error
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Make the folder, or empty it, and lock it itself, so that no file of a lock stays; BlockingIOError if taken."""
+    if folder.is_symlink():
+        raise FileExistsError(f"{str(folder)!r} is in the way")
+    while True:
+        folder.mkdir(exist_ok=True)
+        lock = _locked(folder)
+        if lock is None or _is(folder, lock):
+            break
+        os.close(lock)  # its holder renamed it, or took it away, in between
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-    except OSError as error:
-        raise ConfigError(f"{str(out)!r} cannot be made: {error.strerror or error}; give another --out") from error
-    try:
-        yield temporary
+        for entry in list(folder.iterdir()):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        yield
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """The folder, opened and locked; None where there are no locks. Raises BlockingIOError where another has it."""
+    if not AVAILABLE:
+        return None
+    import fcntl
+
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(opened)
+        raise
+    except OSError:  # NFS locks no folders
+        os.close(opened)
+        return None
+    return opened
+
+
+def _is(folder: Path, opened: int) -> bool:
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(opened))
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
@@ -64,9 +129,15 @@ def writing(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ModelError(
-            f"the export cannot be written to {str(out)!r}: {error.strerror or error}; make room on that disk, or give "
-            "another folder (--out)"
+            f"the export cannot be written to {str(out)!r}: {_reason(error)}; make room on that disk, or give another "
+            "folder (--out)"
         ) from error
+
+
+def _reason(error: OSError) -> str:
+    """Of a folder that could not be copied, why its first file could not."""
+    listed = isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list)
+    return str(error.args[0][0][2]) if listed else error.strerror or str(error)
 
 
 def need_room(size: int, out: Path) -> None:

@@ -14,8 +14,10 @@ from praison_agent_rl.exports.kinds import kind_of
 from praison_agent_rl.exports.made import Export, Options, Target, read_options
 from praison_agent_rl.exports.subjects import find_subject
 from praison_agent_rl.problems import Problems
-from praison_agent_rl.runs import HOME, RunFolder
+from praison_agent_rl.records import Record
+from praison_agent_rl.runs import HOME, RunFolder, read_record, write_record
 
+_PUBLISHED = "published.json"
 _FLAGS = {"repo": "--repo", "form": "--form", "name": "--name", "message": "--message", "imatrix": "--imatrix"}
 
 
@@ -26,16 +28,31 @@ class Wanted(NamedTuple):
     options: dict[str, Any]
     out: str | None = None
 
-    def command(self, run: Path, *, force: bool = False) -> str:
-        """What does it by hand."""
-        words = ["praison-agent-rl", "export", str(run), "--to", self.to]
-        words += ["--out", self.out] if self.out else []
+    @property
+    def words(self) -> str:
+        """How it is asked for on a command line, and told apart from others."""
+        words = ["--to", self.to, *(["--out", self.out] if self.out else [])]
         for name, flag in _FLAGS.items():
             words += [flag, str(self.options[name])] if self.options.get(name) is not None else []
         for name, flag in (("quantization", "--quantize"), ("tags", "--tag")):
             words += [word for value in self.options.get(name) or () for word in (flag, value)]
-        words += ["--public"] if self.options.get("private") is False else []
-        return shlex.join([*words, "--force"] if force else words)
+        return shlex.join([*words, "--public"] if self.options.get("private") is False else words)
+
+    def command(self, run: Path, *, force: bool = False) -> str:
+        """What does it by hand."""
+        return f"{shlex.join(['praison-agent-rl', 'export', str(run)])} {self.words}{' --force' if force else ''}"
+
+
+class Published(Record):
+    """What was published of a run, beside it, so that a run that is gone on with publishes nothing twice."""
+
+    places: dict[str, str]
+    """Folder, or address on the hub, of each export by its ``Wanted.words``."""
+
+    def place_of(self, wanted: Wanted) -> str | None:
+        """Where an export is; None where it was not made, or is there no more."""
+        place = self.places.get(wanted.words)
+        return place if place is not None and (wanted.to == "hub" or Path(place).is_dir()) else None
 
 
 def check_publishing(config: TrainConfig) -> None:
@@ -53,18 +70,20 @@ def check_publishing(config: TrainConfig) -> None:
         )
     for one in wanted:
         problems.attempt(_check_of(one))
+    problems.attempt(lambda: _check_apart(config))
     problems.raise_all()
 
 
 def publish_as_configured(run: RunFolder, config: TrainConfig, say: Say) -> list[Export]:
     """Publish what a finished run has trained, if the gate let it through or nothing was held out.
 
-    A failure is said with the command that does it again; the run has succeeded all the same.
+    What was published before is said and left alone. A failure is said with the command that does it again; the run has
+    succeeded all the same.
     """
-    wanted = list(wanted_exports(config))
-    if not wanted:
-        return []
     try:
+        wanted = _not_published(run, config, say)
+        if not wanted:
+            return []
         passed = find_subject(run.root, HOME).passed
     except (PraisonRLError, OSError) as error:
         say(f"nothing was published: {error}")
@@ -78,9 +97,30 @@ def publish_as_configured(run: RunFolder, config: TrainConfig, say: Say) -> list
     for one in wanted:
         try:
             made.append(export(run.root, one.to, out=one.out, say=say, **one.options))
+            _note(run, one, made[-1])
         except (PraisonRLError, OSError) as error:
             say(f"publishing failed ({one.to}): {error}\n  do it again by: {one.command(run.root)}")
     return made
+
+
+def _not_published(run: RunFolder, config: TrainConfig, say: Say) -> list[Wanted]:
+    """The exports that are still to be made; where the others are is said."""
+    published, wanted = _published(run), list(wanted_exports(config))
+    if places := [place for one in wanted if (place := published.place_of(one)) is not None]:
+        say(f"the run is finished and published already: {', '.join(places)}")
+    return [one for one in wanted if published.place_of(one) is None]
+
+
+def _published(run: RunFolder) -> Published:
+    file = run.root / _PUBLISHED
+    return read_record(file, Published) if file.exists() else Published(places={})
+
+
+def _note(run: RunFolder, wanted: Wanted, made: Export) -> None:
+    """Write beside the run where an export is."""
+    place = made.place if wanted.to == "hub" else str(Path(made.place).resolve())
+    places = {**_published(run).places, wanted.words: place}
+    write_record(run.root / _PUBLISHED, Published(places=places))
 
 
 def wanted_exports(config: TrainConfig) -> Iterator[Wanted]:
@@ -101,11 +141,24 @@ def wanted_exports(config: TrainConfig) -> Iterator[Wanted]:
         yield Wanted("ollama", {**gguf, "name": config.ollama_model})
 
 
+def _check_apart(config: TrainConfig) -> None:
+    """Raise ConfigError where the merged model would go where the run itself will lie: found at its end, it is late."""
+    if not config.merged_save_dir or not config.output_dir:
+        return
+    out, run = Path(config.merged_save_dir).expanduser().resolve(), Path(config.output_dir).resolve()
+    own = RunFolder(run)
+    if out in (run, *run.parents) or {own.merged, own.adapter} & {out, *out.parents}:
+        raise ConfigError(
+            f"merged_save_dir {config.merged_save_dir!r} is where the run itself keeps its files (output_dir "
+            f"{config.output_dir!r}); give another folder"
+        )
+
+
 def _check_of(wanted: Wanted) -> Callable[[], None]:
     def check() -> None:
         options: Options = read_options(wanted.options)
         kind_of(wanted.to, options).prepare(options)
         if wanted.out:
-            check_free(Path(wanted.out))
+            check_free(Path(wanted.out).expanduser())
 
     return check

@@ -67,9 +67,11 @@ def problems_of(file: Path, job: Job) -> list[str]:
     """In what a GGUF file differs from the tokenizer that it was made of: chat template, end token, vocabulary."""
     from praison_agent_rl.exports.end_tokens import tokenizer_in
 
-    said, tokenizer = metadata_of(file), tokenizer_in(job.subject.model)
+    said, tokenizer = metadata_of(file), tokenizer_in(job.subject.model, trusted=job.subject.trusted)
     problems = []
-    if said.get("tokenizer.chat_template") != tokenizer.chat_template:
+    template = tokenizer.chat_template
+    template = template.get("default") if isinstance(template, dict) else template  # the others are not converted
+    if said.get("tokenizer.chat_template") != template:
         problems.append(f"{file.name}: its chat template is another one")
     end = said.get("tokenizer.ggml.eos_token_id")
     if end not in job.ends.ids:

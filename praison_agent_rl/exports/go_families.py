@@ -17,9 +17,10 @@ CHATML = """\
 _TOOLS = """\
 {{- $default := DEFAULT }}
 {{- $system := $default }}
+{{- $begun := or $default (eq (index .Messages 0).Role "system") }}
 {{- if eq (index .Messages 0).Role "system" }}{{ $system = (index .Messages 0).Content }}{{ end }}
 {{- if .Tools }}<|im_start|>system
-{{ if $system }}{{ $system }}
+{{ if $begun }}{{ $system }}
 
 {{ end }}# Tools
 
@@ -36,7 +37,7 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {"name": <function-name>, "arguments": <args-json-object>}
 </tool_call><|im_end|>
-{{ else if $system }}<|im_start|>system
+{{ else if $begun }}<|im_start|>system
 {{ $system }}<|im_end|>
 {{ end }}
 {{- $question := 0 }}
@@ -67,7 +68,9 @@ For each function call, return a json object with function name and arguments wi
 {{ end }}<|im_start|>assistant
 """
 CHATML_TOOLS = _TOOLS.replace("{{ THOUGHT }}", "")
-"""Hermes, Qwen2.5 and our own ``chatml_tools``."""
+"""Hermes and Qwen2.5."""
+CHATML_TOOLS_BARE = CHATML_TOOLS.replace("{{ if $begun }}{{ $system }}", "{{ if $system }}{{ $system }}")
+"""Our own ``chatml_tools``: of an empty system message nothing stands before the tools."""
 CHATML_THINKING = (
     _TOOLS.replace(
         "{{ THOUGHT }}",
@@ -98,12 +101,13 @@ LLAMA3_DATED = """\
 
 GEMMA = """\
 {{- $system := "" }}
+{{- $begun := false }}
 {{- range .Messages }}
-{{- if eq .Role "system" }}{{ $system = .Content }}
+{{- if eq .Role "system" }}{{ $system = .Content }}{{ $begun = true }}
 {{- else if eq .Role "user" }}<start_of_turn>user
-{{ if $system }}{{ $system }}
+{{ if $begun }}{{ $system }}
 
-{{ $system = "" }}{{ end }}{{ .Content }}<end_of_turn>
+{{ $begun = false }}{{ end }}{{ .Content }}<end_of_turn>
 {{ else }}<start_of_turn>model
 {{ .Content }}<end_of_turn>
 {{ end }}

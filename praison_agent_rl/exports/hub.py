@@ -1,5 +1,6 @@
 """``to="hub"``: push a model, an adapter or GGUF files to the Hugging Face hub; its library alone reads the token."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,11 @@ def check_hub(options: Options) -> None:
         raise ConfigError(f"the repository {options.repo!r} has no owner; name it as user/name")
     if constants.HF_HUB_OFFLINE:
         raise ConfigError("HF_HUB_OFFLINE is set, so nothing can be pushed to the hub; unset it")
-    if get_token() is None:
+    token = get_token()
+    if token is None:
         raise ConfigError(f"there is no token for the hub; {_LOGIN}")
+    if not re.fullmatch(r"[!-~]+", token):  # it cannot be sent, and the error of who tries shows it
+        raise ConfigError(f"the token for the hub has spaces or letters that no token has; {_LOGIN}")
 
 
 def push(job: Job, folder: Path) -> str:
@@ -57,7 +61,7 @@ def push(job: Job, folder: Path) -> str:
 
     options, api = job.options, HfApi()
     repo = str(options.repo)
-    message = options.message or f"{job.subject.label} by praison-agent-rl"
+    message = options.message or f"{job.subject.title} by praison-agent-rl"
     try:
         _make_repository(api, repo, private=options.private)
         job.say(f"pushing to {repo}")

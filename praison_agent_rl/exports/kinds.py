@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from praison_agent_rl.errors import ModelError
+from praison_agent_rl.errors import ConfigError, ModelError
 from praison_agent_rl.exports.adapters import (
     base_of,
     check_servable,
@@ -13,6 +13,7 @@ from praison_agent_rl.exports.adapters import (
     write_adapter,
     write_peft,
 )
+from praison_agent_rl.exports.cards import hub_name
 from praison_agent_rl.exports.checking import check_adapter, check_files, check_folder, unchecked
 from praison_agent_rl.exports.gguf_files import write_gguf
 from praison_agent_rl.exports.hub import check_hub
@@ -24,6 +25,7 @@ from praison_agent_rl.exports.merged import stage, write_merged
 from praison_agent_rl.exports.ollama import check_name, write_ollama
 from praison_agent_rl.exports.subjects import Subject
 from praison_agent_rl.vllm_servers.adapters import why_not_servable
+from praison_agent_rl.weight_files import check_adapter_files
 
 
 class Kind(NamedTuple):
@@ -52,6 +54,15 @@ def kind_of(to: Target, options: Options) -> Kind:
     return kind._replace(prepare=prepare)
 
 
+def check_meant(to: Target, options: Options) -> None:
+    """Raise ConfigError for options that were given and do nothing for this kind: they were meant for another."""
+    takes = _TAKES.get(f"{to} {options.form}", _TAKES.get(to, ()))
+    given = options.model_dump(exclude_defaults=True).keys() - {"force", "check", "tags", *takes}
+    if given:
+        what = f"{to} --form {options.form}" if to == "hub" else to
+        raise ConfigError(f"{', '.join(sorted(given))} would do nothing for --to {what}; leave it out, or take another")
+
+
 def checked(kind: Kind, job: Job, folder: Path) -> dict[str, Check]:
     """What asking showed; raises ModelError where it failed and that was not to be ignored."""
     if not job.options.check:
@@ -76,6 +87,7 @@ def _check_gguf_options(options: Options) -> None:
 def _check_ollama_options(options: Options) -> None:
     if options.name:
         check_name(options.name)
+    read_levels(options.quantization)
     _check_gguf_options(options.model_copy(update={"quantization": options.quantization[:1]}))
 
 
@@ -86,15 +98,19 @@ def _write_staged(job: Job, folder: Path) -> Written:
 
 def _write_peft(job: Job, folder: Path) -> Written:
     write_peft(job, folder)
+    base = job.subject.plan.base
+    notes = [] if hub_name(base) else [f"its base is not on the hub, so it is of use only where {base!r} is"]
     if why_not_servable(config_of(folder)) is None:
-        return Written([serve_command(job, str(job.options.repo))], [])
+        return Written([serve_command(job, str(job.options.repo))], notes)
     load = f"from peft import AutoPeftModelForCausalLM as M; M.from_pretrained({job.options.repo!r})"
-    return Written([f'python -c "{load}"'], [])
+    return Written([f'python -c "{load}"'], notes)
 
 
 def _write_gguf_for_the_hub(job: Job, folder: Path) -> Written:
-    notes = write_gguf(job, folder).notes
-    return Written([f"llama-server -hf {job.options.repo} --jinja"], notes)
+    notes, files = write_gguf(job, folder).notes, sorted(folder.glob("*.gguf"))
+    # by its name, as files of earlier versions may lie beside it
+    use = [f"llama-server --hf-repo {job.options.repo} --hf-file {file.name} --jinja" for file in files]
+    return Written(use, notes)
 
 
 def _check_model(job: Job, folder: Path) -> Mapping[str, Check]:
@@ -119,6 +135,16 @@ KINDS: dict[str, Kind] = {
 }
 _ON_THE_HUB = {
     "merged": Kind(_write_staged, _check_model),
-    "lora": Kind(_write_peft, _check_adapter),
+    "lora": Kind(_write_peft, _check_adapter, fits=lambda subject: check_adapter_files(subject.adapter)),
     "gguf": Kind(_write_gguf_for_the_hub, _check_gguf, _check_gguf_options),
 }
+_HUB, _GGUF = ("repo", "private", "form", "message"), ("quantization", "imatrix")
+_TAKES: dict[str, tuple[str, ...]] = {
+    "vllm": ("name",),
+    "gguf": _GGUF,
+    "ollama": ("name", *_GGUF),
+    "hub merged": _HUB,
+    "hub lora": ("name", *_HUB),
+    "hub gguf": (*_HUB, *_GGUF),
+}
+"""Options that a kind looks at, besides those that all do."""

@@ -110,9 +110,9 @@ def convert(model: Path, file: Path, level: str, *, name: str) -> None:
     arguments = [str(model), "--outfile", str(file), "--outtype", level, "--model-name", name]
     # the script finds its parts beside itself
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
-    said = _run([sys.executable, str(script), *arguments], {**environment, "HF_HUB_OFFLINE": "1"})
-    if not file.is_file():
-        raise ModelError(f"llama.cpp's converter failed{_why_not_converted(said, script)}")
+    code, said = _run([sys.executable, str(script), *arguments], {**environment, "HF_HUB_OFFLINE": "1"})
+    if code or not file.is_file():
+        raise ModelError(f"llama.cpp's converter failed (code {code}){_why_not_converted(said, script)}")
 
 
 def quantise(source: Path, file: Path, level: str, *, imatrix: Path | None) -> list[str]:
@@ -122,17 +122,17 @@ def quantise(source: Path, file: Path, level: str, *, imatrix: Path | None) -> l
         ModelError: llama-quantize failed.
     """
     matrix = ["--imatrix", str(imatrix)] if imatrix else []
-    said = _run([str(find_quantiser()), *matrix, str(source), str(file), level.upper()], dict(os.environ))
-    if not file.is_file() or "failed to quantize" in said:
-        raise ModelError(f"llama-quantize failed at {level}; it said:\n{_end_of(said)}")
+    code, said = _run([str(find_quantiser()), *matrix, str(source), str(file), level.upper()], dict(os.environ))
+    if code or not file.is_file() or "failed to quantize" in said:
+        raise ModelError(f"llama-quantize failed at {level} (code {code}); it said:\n{_end_of(said)}")
     fallback = re.search(r"(\d+) of (\d+) tensor\(s\) required fallback quantization", said)
     if fallback is None:
         return []
     return [f"{fallback[1]} of {fallback[2]} tensors have rows that {level} does not divide, and are kept in more bits"]
 
 
-def _run(command: list[str], environment: dict[str, str]) -> str:
-    """What it said; its files tell whether it succeeded, as its exit code does not in all releases."""
+def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
+    """Its exit code, which is below 0 where it was killed, and what it said; a file may be there, and half of one."""
     done = subprocess.run(
         command,
         env=environment,
@@ -141,10 +141,12 @@ def _run(command: list[str], environment: dict[str, str]) -> str:
         stderr=subprocess.STDOUT,
         check=False,
     )
-    return done.stdout.decode(errors="replace")
+    return done.returncode, done.stdout.decode(errors="replace")
 
 
 def _why_not_converted(said: str, script: Path) -> str:
+    if "No space left on device" in said:
+        return ": the disk is full; make room, or give a folder on another disk (--out)"
     if "pre-tokenizer was not recognized" in said:
         digest = re.search(r"chkhsh:\s+(\w+)", said)
         return (

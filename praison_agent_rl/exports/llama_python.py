@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from praison_agent_rl.errors import ModelError
+from praison_agent_rl.errors import MissingExtra, ModelError
 
 PYTHON = "PRAISON_AGENT_RL_LLAMA_PYTHON"
 """Variable of the environment that names a Python with llama-cpp-python, if this one has none."""
@@ -47,6 +47,7 @@ def ask_llama(
 
     Raises:
         ModelError: llama.cpp could not load the file, or failed.
+        MissingExtra: that Python has no llama-cpp-python, or a broken one.
     """
     python = find_llama_python()
     assert python is not None
@@ -60,4 +61,6 @@ def ask_llama(
         said = "\n".join(done.stderr.decode(errors="replace").strip().splitlines()[-12:])
         raise ModelError(f"llama.cpp could not load and ask {str(file)!r}; it said:\n{said}")
     answer = json.loads(done.stdout)
+    if why := answer.get("absent"):
+        raise MissingExtra(f"{python} cannot import llama_cpp ({why}); {python} -m pip install llama-cpp-python")
     return LlamaAnswers(answer["ids"], answer["read"])

@@ -14,7 +14,12 @@ def main() -> None:
     question = json.load(sys.stdin)
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # llama.cpp writes to standard output as it likes
-    json.dump(_answer(question), out)
+    try:
+        import llama_cpp  # noqa: F401
+    except Exception as error:  # noqa: BLE001  # its library may be of another machine, or missing
+        json.dump({"absent": f"{type(error).__name__}: {error}"}, out)
+    else:
+        json.dump(_answer(question), out)
     out.close()
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from praison_agent_rl.answering import Engine, Manner, answer_rows, load_engine
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.data import Row
-from praison_agent_rl.errors import ModelError, ServerFailed
+from praison_agent_rl.errors import MissingExtra, ModelError, ServerFailed
 from praison_agent_rl.exports.checking import Question
 from praison_agent_rl.exports.llama_python import ask_llama
 from praison_agent_rl.models import load_tokenizer, render_prompts
@@ -35,12 +35,13 @@ def answers_of(question: Question, rows: Sequence[Row], plan: Plan) -> list[Give
     """The greedy answer to each row.
 
     Raises:
-        CannotLoad: transformers reads no GGUF file of this kind, or vLLM does not come up.
+        CannotLoad: transformers reads no GGUF file of this kind, vLLM does not come up, or llama-cpp-python is none.
         ModelError: it cannot be loaded, or splits text in another way than the tokenizer.
         ServerFailed: vLLM refused the adapter.
     """
-    if question.loader == "transformers":
-        return _by_engine(load_engine(question.made, plan), rows, plan)
+    if question.loader == "transformers":  # with the chat template that it brings, and no other
+        own = plan.model_copy(update={"config": {**plan.config, "chat_template": None}})
+        return _by_engine(load_engine(question.made, own), rows, plan)
     if question.loader == "transformers' GGUF reader":
         return _by_engine(_gguf_engine(question, plan), rows, plan)
     config = TrainConfig.load(plan.config, need_model=False, need_data=False)
@@ -80,7 +81,10 @@ def _gguf_engine(question: Question, plan: Plan) -> Engine:
 def _by_llama(question: Question, prompts: list[list[int]], tokenizer: Any, config: TrainConfig) -> list[list[int]]:
     texts = [str(tokenizer.decode(ids, skip_special_tokens=False)) for ids in prompts]
     most = config.max_completion_length
-    answers = ask_llama(Path(question.made), prompts, texts, most=most, ends=question.ends)
+    try:
+        answers = ask_llama(Path(question.made), prompts, texts, most=most, ends=question.ends)
+    except MissingExtra as missing:
+        raise CannotLoad(str(missing)) from missing
     wanted = [list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
     if other := [text for text, read, ids in zip(texts, answers.read, wanted, strict=True) if read != ids]:
         raise ModelError(

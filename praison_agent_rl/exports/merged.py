@@ -16,7 +16,7 @@ def write_merged(job: Job, folder: Path) -> Written:
         ModelError: the disk takes no more.
     """
     stage(job, folder, linked=False)
-    place = shlex.quote(str(job.out))
+    place = shlex.quote(str(job.out)) + (" --trust-remote-code" if job.subject.trusted else "")
     use = [f"transformers serve {place}", f"vllm serve {place}"]
     return Written(use, [])
 

@@ -20,7 +20,9 @@ from praison_agent_rl.exports.ollama_templates import OllamaTemplate, ollama_tem
 from praison_agent_rl.exports.probes import Conversation
 from praison_agent_rl.runs import write_text
 
-_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*(:[\w.-]+)?")
+_PART, _OWNER = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}", r"[A-Za-z0-9_][A-Za-z0-9_-]{0,79}"
+_NAME = re.compile(rf"(([A-Za-z0-9_][A-Za-z0-9_.:-]{{0,349}}/)?{_OWNER}/)?{_PART}(:{_PART})?")
+"""``host/owner/model:tag`` (Ollama's types/model/name.go)."""
 _CONTEXT = 4096
 """Tokens that Ollama remembers unless it is told otherwise."""
 MODELFILE = "Modelfile"
@@ -29,7 +31,10 @@ MODELFILE = "Modelfile"
 def check_name(name: str) -> None:
     """Raise ConfigError for what cannot be the name of a model in Ollama."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} can be no name of a model in Ollama; take letters, digits, '.', '_' and '-'")
+        raise ConfigError(
+            f"{name!r} can be no name of a model in Ollama; write owner/model:tag, or model alone, of the letters a to "
+            "z, digits, '_', '-' and, but for the owner, '.'"
+        )
 
 
 def write_ollama(job: Job, folder: Path) -> Written:
@@ -41,11 +46,13 @@ def write_ollama(job: Job, folder: Path) -> Written:
     first = job.options.model_copy(update={"quantization": job.options.quantization[:1]})
     notes = write_gguf(job._replace(options=first), folder).notes
     file = next(folder.glob("*.gguf"))
-    tokenizer, said = tokenizer_in(job.subject.model), metadata_of(file)
+    tokenizer, said = tokenizer_in(job.subject.model, trusted=job.subject.trusted), metadata_of(file)
     template, words = _template(tokenizer, added=adds_bos(said))
     text = _modelfile(job, file, template)
     with writing(job.out):
         write_text(folder / MODELFILE, text)
+    if len(job.options.quantization) > 1:
+        words.append(f"a model in Ollama has one level, so of {', '.join(job.options.quantization)} it has the first")
     return Written([create_command(job), f"ollama run {name_of(job)}"], [*notes, *words])
 
 
@@ -92,7 +99,10 @@ def _template(tokenizer: Any, *, added: bool) -> tuple[OllamaTemplate | None, li
         ]
     notes = [f"conversations with {kind} are rendered otherwise than in training" for kind in found.lacks]
     if "tools" in found.covers:
-        notes.append("Ollama writes the JSON of tools and calls without the spaces that it had in training")
+        notes.append(
+            "Ollama writes the JSON of tools and calls without the spaces that it had in training, and <, > and & as "
+            "\\u003c, \\u003e and \\u0026"
+        )
     return found, notes
 
 
@@ -107,12 +117,16 @@ def _rendered_by(tokenizer: Any) -> Callable[[Conversation], str]:
 
 
 def _modelfile(job: Job, file: Path, template: OllamaTemplate | None) -> str:
-    lines = [f"# {job.subject.label}, exported by praison-agent-rl", f"FROM ./{file.name}"]
+    lines = [f"# {job.subject.title}, exported by praison-agent-rl", f"FROM ./{file.name}"]
     if template is not None:
         lines.append(f'TEMPLATE """{template.text}"""')
-    lines += [f'PARAMETER stop "{text}"' for text in job.ends.texts]
+    lines += [f"PARAMETER stop {_quoted(text)}" for text in job.ends.texts]
     lines.append("PARAMETER repeat_penalty 1")  # Ollama's own 1.1 was not there when the model was measured
     longest = int(job.subject.plan.config.get("max_seq_length") or 0)
     if longest > _CONTEXT:
         lines.append(f"PARAMETER num_ctx {longest}")
     return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return f'"""{text}"""' if '"' in text or "\n" in text else f'"{text}"'

@@ -13,6 +13,7 @@ from praison_agent_rl.exports.go_families import (
     CHATML,
     CHATML_THINKING,
     CHATML_TOOLS,
+    CHATML_TOOLS_BARE,
     GEMMA,
     LLAMA3,
     LLAMA3_DATED,
@@ -70,7 +71,7 @@ def _candidates(plain: Rendered) -> Iterator[str]:
     texts = {probe["name"]: text for probe, text in plain}
     made_up = _between(texts.get("question", ""), "<|im_start|>system\n", "<|im_end|>\n<|im_start|>user")
     dated = _between(texts.get("system", ""), "<|start_header_id|>system<|end_header_id|>\n\n", SYSTEM)
-    for family in (CHATML, CHATML_TOOLS, CHATML_THINKING):
+    for family in (CHATML, CHATML_TOOLS, CHATML_TOOLS_BARE, CHATML_THINKING):
         yield family.replace("DEFAULT", _go_string(made_up))
     yield from (LLAMA3, LLAMA3_DATED.replace("DEFAULT", _go_string(dated)), GEMMA)
 

@@ -10,6 +10,8 @@ _ASKED = {"role": "user", "content": 'What is 2 < 3 & 4?\n\nSay "yes" or "no", a
 _SAID = {"role": "assistant", "content": "Yes: 2 is less."}
 _AGAIN = {"role": "user", "content": "And 5?"}
 _SYSTEM = {"role": "system", "content": SYSTEM}
+_NO_SYSTEM = {"role": "system", "content": ""}
+"""By which a person takes away the one that a template makes up."""
 
 
 def _tool(name: str, description: str, *parameters: str) -> dict[str, Any]:
@@ -33,12 +35,14 @@ PROBES: dict[str, list[Conversation]] = {
     "plain": [
         {"name": "question", "messages": [_ASKED]},
         {"name": "system", "messages": [_SYSTEM, _ASKED]},
+        {"name": "empty system", "messages": [_NO_SYSTEM, _ASKED]},
         {"name": "second question", "messages": [_ASKED, _SAID, _AGAIN]},
         {"name": "second question with system", "messages": [_SYSTEM, _ASKED, _SAID, _AGAIN]},
     ],
     "tools": [
         {"name": "tools", "messages": [_ASKED], "tools": _TOOLS},
         {"name": "tools with system", "messages": [_SYSTEM, _ASKED], "tools": _TOOLS},
+        {"name": "tools with empty system", "messages": [_NO_SYSTEM, _ASKED], "tools": _TOOLS},
         {"name": "result", "messages": [_ASKED, _calls("", "weather"), _result("weather", "rain")], "tools": _TOOLS},
         {
             "name": "two results, and on",

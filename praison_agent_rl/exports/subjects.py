@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from praison_agent_rl import registry
-from praison_agent_rl.checksums import in_short
+from praison_agent_rl.checksums import SUMS, in_short
 from praison_agent_rl.errors import ConfigError, VersionDamaged, VersionError
 from praison_agent_rl.records import Comparison, MergeProof, Plan, Verdict, Version
 from praison_agent_rl.runs import RunFolder, read_record, slug
@@ -40,6 +40,22 @@ class Subject:
     def adapter(self) -> Path:
         """Folder of the adapter."""
         return self.records.adapter
+
+    @property
+    def trusted(self) -> bool:
+        """Whether code that comes with the model may run (``trust_remote_code``)."""
+        return bool(self.plan.config.get("trust_remote_code"))
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether prompts were held out and nobody has said yet what came of them."""
+        rows = self.records.held_out_rows
+        return self.passed is None and rows.is_file() and rows.stat().st_size > 0
+
+    @property
+    def title(self) -> str:
+        """As others may know it; where it lies on this machine is nobody's business."""
+        return self.label if self.version else self.records.root.resolve().name
 
     @property
     def comparison(self) -> Comparison | None:
@@ -98,6 +114,21 @@ def check_exportable(subject: Subject, *, force: bool) -> None:
             f"{subject.label} was not let through by the gate ({said}), so it is not exported; --force (force=True) "
             "does it all the same, which its model card then says"
         )
+    if subject.unmeasured and not force:
+        raise VersionError(
+            f"{subject.label} has held-out prompts and was not compared on them yet, so it is not exported; go on with "
+            f"it: praison-agent-rl train --resume {shlex.quote(subject.label)}, or --force (force=True)"
+        )
+
+
+def check_outside(subject: Subject, out: Path) -> None:
+    """Raise ConfigError for a folder in a version, which would then be damaged, or among what is exported."""
+    own = (subject.model.resolve(), subject.adapter.resolve())
+    for folder in out.resolve().parents:
+        if folder in own or all((folder / name).exists() for name in ("version.json", SUMS)):
+            raise ConfigError(
+                f"{str(out)!r} lies in {str(folder)!r}, whose files must stay as they are; give another --out"
+            )
 
 
 def _names_a_version(text: str, home: Path) -> bool:

@@ -60,7 +60,7 @@ def samples(name: str, values: Iterable[tuple[Labels, float]]) -> list[str]:
     >>> samples("up", [({"model": "a"}, 1)])
     ['up{model="a"} 1']
     """
-    return [f"{name}{{{','.join(map(_label, labels.items()))}}} {value:g}" for labels, value in values]
+    return [f"{name}{{{','.join(map(_label, labels.items()))}}} {value:.15g}" for labels, value in values]
 
 
 def merged(texts: Mapping[str, str]) -> list[str]:

@@ -31,6 +31,9 @@ _END_RETRY = 5
 """Seconds after which who was broken off at the end may ask again: of whatever comes after."""
 _PAUSE = 0.05
 """Seconds between two looks at whether a server is back."""
+_IDLE = 2.0
+"""Seconds for which a connection to a server is kept unused: less than the server does (uvicorn: 5), or a request would
+be sent as the server closes it."""
 
 Send = Callable[[Any], Awaitable[None]]
 
@@ -61,7 +64,7 @@ class Front:
         self._wanted = f"Bearer {key}".encode()
         self._patience = patience
         # a version's server decides how many it answers at once, and nobody but the client how long that may take
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=_IDLE)
         timeout = httpx.Timeout(None, connect=5.0)
         self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
 
@@ -75,7 +78,7 @@ class Front:
             return
         request = Request(scope, receive)
         try:
-            if request.method == "POST" and request.url.path in PASSED_ON:
+            if request.method == "POST" and scope["path"] in PASSED_ON:
                 self._check_key(request)
                 await self._answer(request, await _body_of(request), send)
             else:
@@ -95,7 +98,7 @@ class Front:
     # --- what it says itself ------------------------------------------------------------------------------------------
 
     async def _own_answer(self, request: Request) -> Response:
-        place = request.method, request.url.path
+        place = request.method, request.scope["path"]  # what a client says of the host has no part in it
         if place == ("GET", "/health"):
             return self._health(request)
         self._check_key(request)
@@ -104,7 +107,7 @@ class Front:
             return JSONResponse({"object": "list", "data": data})
         if place == ("GET", "/metrics"):
             return PlainTextResponse(await self._metrics(), media_type=KIND)
-        raise Refusal(404, f"there is no {request.method} {request.url.path[:200]!r} here", code="not_found")
+        raise Refusal(404, f"there is no {request.method[:20]} {place[1][:200]!r} here", code="not_found")
 
     def _health(self, request: Request) -> Response:
         """Whoever has no key learns whether it is well, and no names."""
@@ -141,7 +144,7 @@ class Front:
 
     async def _answer(self, request: Request, body: bytes, send: Send) -> None:
         passing = _Passing(request, _asked(body), body)
-        if self._offering.line(passing.name) is None:
+        if not self._offering.knows(passing.name):
             raise self._unknown(passing.name)
         began = time.monotonic()
         self.counts.under_way[passing.name] += 1
@@ -171,7 +174,7 @@ class Front:
             return
         try:
             await _send_on(reply, passing.model, sent)
-        except httpx.TransportError:  # the response is not completed, by which whoever asked sees that it broke
+        except httpx.RequestError:  # the response is not completed, by which whoever asked sees that it broke
             passing.status = 502
         finally:
             await reply.aclose()
@@ -195,22 +198,22 @@ class Front:
                 if time.monotonic() >= deadline:
                     raise _not_up(line) from error
                 await asyncio.sleep(_PAUSE)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:  # it has gone, or what it says is no HTTP
                 broken += 1
                 if broken > 1:
-                    message = f"the server of {passing.model} went away twice while it answered"
+                    message = f"the server of {passing.model} went away twice while it answered, or gave no answer"
                     raise Refusal(502, message, code="server_went_away") from error
                 await asyncio.sleep(_PAUSE)
 
     async def _line(self, name: str, deadline: float) -> tuple[Line, ServerAddress]:
         while True:
             line = self._offering.line(name)
-            if line is None:  # it went over to others while this request waited
-                raise self._unknown(name)
-            if (address := line.address) is not None:
+            if line is not None and (address := line.address) is not None:
                 return line, address
+            if not self._offering.knows(name):  # it went over to others while this request waited
+                raise self._unknown(name)
             if time.monotonic() >= deadline:
-                raise _not_up(line)
+                raise _not_up(line) if line is not None else _not_known(name)
             await asyncio.sleep(_PAUSE)
 
     def _unknown(self, name: str) -> Refusal:
@@ -236,17 +239,23 @@ class _Passing:
         """The same for the server that was found, under the name by which that knows the model."""
         assert self.address is not None
         known = self.address.server.model
-        body = self._body if self.name == known else json.dumps({**self._asked, "model": known}).encode()
-        kept = {name: value for name in ("accept", "x-request-id") if (value := self.request.headers.get(name))}
-        plain = {"content-type": "application/json", "accept-encoding": "identity"}
-        url = f"{self.address}{self.request.url.path.removeprefix('/v1')}"
-        return client.build_request("POST", url, content=body, headers={**kept, **plain, **_key_of(self.address)})
+        body = self._body if self.name == known else _as_json({**self._asked, "model": known})
+        given = self.request.headers
+        kept = [(name, given[name].encode("latin-1")) for name in ("accept", "x-request-id") if name in given]
+        own = {"content-type": "application/json", "accept-encoding": "identity", **_key_of(self.address)}
+        headers = [(name.encode(), value) for name, value in (*kept, *((name, own[name].encode()) for name in own))]
+        url = f"{self.address}{self.request.scope['path'].removeprefix('/v1')}"
+        return client.build_request("POST", url, content=body, headers=headers)
 
 
 def _not_up(line: Line) -> Refusal:
     why = f": {line.fault}" if line.fault else ""
     message = f"the server of {line.weights.model} is not up{why}"
     return Refusal(503, message, code="server_not_up", retry_after=line.retry_after)
+
+
+def _not_known(name: str) -> Refusal:
+    return Refusal(503, f"it is not known yet what answers {name!r}", code="server_not_up", retry_after=_END_RETRY)
 
 
 def _asked(body: bytes) -> dict[str, Any]:
@@ -257,6 +266,13 @@ def _asked(body: bytes) -> dict[str, Any]:
     if not isinstance(asked, dict) or not isinstance(asked.get("model"), str):
         raise Refusal(400, "the body names no model; it must be an object with a text as 'model'", code="no_model")
     return asked
+
+
+def _as_json(asked: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(asked).encode()
+    except RecursionError as error:  # it was read at fewer levels of the stack
+        raise Refusal(400, "the body is nested too deeply", code="invalid_json") from error
 
 
 async def _body_of(request: Request) -> bytes:

@@ -81,8 +81,14 @@ class Offering:
 
     def line(self, name: str) -> Line | None:
         """What answers under ``name``: one that stays, or that of weights which answer under such a one."""
-        named = next((known.line for known in self._names if name in known.target.names), None)
-        return named or self.models().get(name)
+        listed = self.models()
+        if name not in listed:  # an agent's own name may be the folder of another
+            return next((known.line for known in self._names if name in known.target.names), None)
+        return listed[name]
+
+    def knows(self, name: str) -> bool:
+        """Whether ``name`` can be asked for, be it that nothing answers under it yet."""
+        return self.line(name) is not None or any(name in known.target.names for known in self._names)
 
     def models(self) -> dict[str, Line]:
         """Each name that can be asked for, with what answers under it."""

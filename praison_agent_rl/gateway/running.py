@@ -1,12 +1,14 @@
 """Run the gateway: it listens, follows what is decided, and drains when it is told to end."""
 
 import asyncio
+import logging
 import math
 import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from praison_agent_rl.backoff import Backoff
@@ -14,6 +16,8 @@ from praison_agent_rl.errors import ConfigError, MissingExtra, ServerFailed
 from praison_agent_rl.gateway.lines import Open
 from praison_agent_rl.gateway.names import Target
 from praison_agent_rl.gateway.offering import EVERY, Offering
+
+_log = logging.getLogger(__name__)
 
 DRAIN = 60.0
 """Seconds that requests under way get when the gateway is to end."""
@@ -32,7 +36,7 @@ class Terms:
     every: float = EVERY
     """Seconds between two looks at what was decided."""
     tell: Callable[[str], None] = lambda text: None
-    """Hears of swaps, deaths and failures."""
+    """Hears of swaps, deaths and failures; what goes wrong in it ends nothing."""
     new_backoff: Callable[[], Backoff] = Backoff
 
 
@@ -46,7 +50,7 @@ class Gateway:
             from praison_agent_rl.gateway.front import Front
         except ImportError as error:
             raise MissingExtra(f'serving needs {error.name}: pip install "praison-agent-rl[train]"') from error
-        self.offering = Offering(targets, open_, tell=terms.tell, new_backoff=terms.new_backoff)
+        self.offering = Offering(targets, open_, tell=partial(_tell, terms.tell), new_backoff=terms.new_backoff)
         self.url = f"http://{_place_of(listener)}/v1"
         self._front = Front(self.offering, key=terms.key, patience=terms.patience)
         self._listener = listener
@@ -113,10 +117,18 @@ def listen(host: str, port: int | None) -> socket.socket:
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port or 0), family=kind, backlog=_WAITING_CONNECTIONS)
-    except OSError as error:
-        said = os.strerror(error.errno) if error.errno and error.errno > 0 else error  # Python adds the address to it
+    except (OSError, OverflowError, TypeError, UnicodeError) as error:  # the others: no port, no name of a host
+        number = getattr(error, "errno", None)
+        said = os.strerror(number) if number and number > 0 else error  # Python adds the address to it
         place = f"port {port} of {host}" if port else f"a port of {host}"
         raise ConfigError(f"{place} cannot be had ({said}); give another with --port or --host") from error
+
+
+def _tell(tell: Callable[[str], None], text: str) -> None:
+    try:
+        tell(text)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a full disk, a pipe that nobody reads (rich ends with it)
+        _log.warning("%s (which could not be told: %r)", text, error)
 
 
 def _place_of(listener: socket.socket) -> str:

@@ -13,16 +13,20 @@ from typing import Any
 from praison_agent_rl.agent_rollouts.toolboxes import environment_of, tools_of
 from praison_agent_rl.checksums import hash_file
 from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.data import as_messages, read_rows, sample
 from praison_agent_rl.errors import PraisonRLError
 from praison_agent_rl.libraries import library_versions
-from praison_agent_rl.models import require_training_stack
+from praison_agent_rl.models import find_weights, require_training_stack
 from praison_agent_rl.planned_rewards import as_rewards
 from praison_agent_rl.preflight import check_packages
 from praison_agent_rl.problems import Problems
 from praison_agent_rl.process_settings import best_device
+from praison_agent_rl.records import Plan, PlannedReward
 from praison_agent_rl.remote.refusals import planned_in
-from praison_agent_rl.remote.there import RESULT, answer
+from praison_agent_rl.remote.there import RESULT, SPARE, answer
+from praison_agent_rl.rewards import as_entry, prepare
 from praison_agent_rl.runs import RunFolder, write_text
+from praison_agent_rl.training.checkpoints import newest_whole_checkpoint, settings_of
 from praison_agent_rl.training.launch import launch_stages
 from praison_agent_rl.vllm_servers.serving import find_vllm
 
@@ -30,8 +34,8 @@ STAYS = ("plan.json", "checkpoints")
 """What of the folder of a run is not brought home: the plan there is of the machine there."""
 
 
-def describe(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run would compute on here and with what, and which packages it lacks."""
+def describe(config: Mapping[str, Any], hub: Sequence[str]) -> dict[str, Any]:
+    """What a run would compute on here and with what, and which packages and which models of the ``hub`` it lacks."""
     problems = Problems()
     loaded = problems.attempt(lambda: TrainConfig.load(config, need_model=False, need_data=False))
     problems.attempt(require_training_stack)
@@ -39,14 +43,17 @@ def describe(config: Mapping[str, Any]) -> dict[str, Any]:
         problems.attempt(partial(check_packages, loaded))
         if loaded.sampler == "vllm" and not loaded.vllm_server_base_url:
             problems.attempt(find_vllm)
+    for name in hub:
+        problems.attempt(partial(find_weights, name))
     faults = [str(fault) for fault in problems.found]
     return {"device": best_device(), "libraries": library_versions(), "faults": faults}
 
 
 def check(request: Mapping[str, Any]) -> list[str]:
-    """What of a plan's rewards, tools and environment cannot be found here; models, which come later, are not sought.
+    """What of a plan's rewards, tools and environment cannot be found or used here; models come later.
 
-    The user's modules are imported, in the folder of the project, and may print what they like.
+    The user's modules are imported, in the folder of the project, and may print what they like. Rewards are called on
+    a few prompts, as where the run was planned: what they read or ask while they score has to be here too.
     """
     os.environ.update(request["env"])
     folder = Path(request["folder"])
@@ -55,13 +62,25 @@ def check(request: Mapping[str, Any]) -> list[str]:
     (folder / "project").mkdir(exist_ok=True)
     os.chdir(folder / "project")
     with contextlib.redirect_stdout(sys.stderr):
-        for reward in planned_in(plan):
+        problems.attempt(partial(_try_rewards, RunFolder(folder / "run"), plan))
+        for reward in planned_in(plan.model_copy(update={"rewards": [], "judges": []})):
             if ":" in str(reward.spec):
                 problems.attempt(partial(as_rewards, [reward]))
         if config.rollout == "tools":
             problems.attempt(partial(tools_of, config))
             problems.attempt(partial(environment_of, config))
     return [str(fault) for fault in problems.found]
+
+
+def checkpoint(request: Mapping[str, Any]) -> dict[str, str]:
+    """The hashes of the newest whole checkpoint of the run here, and of its best adapters; empty without the first."""
+    run = RunFolder(Path(request["folder"]) / "run")
+    newest = newest_whole_checkpoint(run.checkpoints, settings=settings_of(run.plan.config))
+    if newest is None:
+        return {}
+    whole = [newest, *run.best.glob("step-*")]  # of the best not what is being written
+    files = (path for folder in whole for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(run.root).as_posix(): hash_file(path) for path in files}
 
 
 def carry_out(folder: Path, stages: Sequence[str], *, resume: bool) -> None:
@@ -75,8 +94,16 @@ def carry_out(folder: Path, stages: Sequence[str], *, resume: bool) -> None:
         result = {"outcome": "stopped"}
     except PraisonRLError as error:
         result = {"outcome": "failed", "kind": type(error).__name__, "message": str(error)}
+    (folder / SPARE).unlink(missing_ok=True)
     log = {"log_sum": hash_file(run.log)} if run.log.exists() else {}
     write_text(folder / RESULT, json.dumps({**result, **log}))
+
+
+def _try_rewards(run: RunFolder, plan: Plan) -> None:
+    named: list[PlannedReward] = [one for one in [*plan.rewards, *plan.judges] if ":" in str(one.spec)]
+    prompts, columns = sample(read_rows(run.train_rows))
+    prompts = [as_messages(prompt) for prompt in prompts if prompt is not None]
+    prepare([as_entry(one) for one in named], prompts=prompts, columns=columns)
 
 
 def _sums(root: Path) -> dict[str, str]:
@@ -87,10 +114,10 @@ def _sums(root: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Either ``check``, with the folder in a line of JSON, or ``carry_out FOLDER STAGE ... [--resume]``."""
+    """``check`` or ``checkpoint``, with the folder in a line of JSON, or ``carry_out FOLDER STAGE ... [--resume]``."""
     verb, *words = sys.argv[1:]
-    if verb == "check":
-        answer(check, json.loads(sys.stdin.buffer.readline()))
+    if verb in ("check", "checkpoint"):
+        answer(check if verb == "check" else checkpoint, json.loads(sys.stdin.buffer.readline()))
     else:
         stages = [word for word in words[1:] if word != "--resume"]
         carry_out(Path(words[0]), stages, resume="--resume" in words)

@@ -4,41 +4,78 @@ import importlib.metadata
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.config_fields.remote import Remote
 from praison_agent_rl.errors import ConfigError, TrainingFailed
-from praison_agent_rl.estimate import LEAST_DISK, estimate_run, in_words
+from praison_agent_rl.estimate import LEAST_DISK, Estimate, estimate_run, in_words
 from praison_agent_rl.records import Plan
 from praison_agent_rl.remote.connection import Link
 from praison_agent_rl.remote.there import MARK
-from praison_agent_rl.runs import RunFolder
 
 _PACKAGE = "praison-agent-rl"
+_READ = "import json, sys; exec(json.loads(sys.stdin.readline()))"
+"""Has a Python there do our own text, which is the first line of its input. What is asked, with variables that may be
+secrets, is the second one: no error that shows a line of its program shows those."""
 
 
-def look_there(link: Link, remote: Remote, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the other machine says of itself (``probe.look``); raises Unreachable and ConfigError."""
+class Load(NamedTuple):
+    """What a run has another machine do."""
+
+    plan: Plan
+    train: int
+    """Rows to train on."""
+    held_out: int
+    pair_tokens: float = 0.0
+    """See `estimate_run`."""
+
+    def cost(self, found: Mapping[str, Any]) -> Estimate:
+        """What it is expected to take on a machine that says of itself what is ``found``."""
+        config = TrainConfig.load(self.plan.config, need_model=False, need_data=False)
+        counts: dict[str, Any] = {"train": self.train, "held_out": self.held_out, "pair_tokens": self.pair_tokens}
+        return estimate_run(config, self.plan.base, **counts, device=device_of(found))
+
+
+def look_there(
+    link: Link, remote: Remote, config: Mapping[str, Any], *, hub: Sequence[str] = (), folder: str | None = None
+) -> dict[str, Any]:
+    """What the other machine says of itself (``probe.look``): also of models of the ``hub``, and of a run's folder.
+
+    Raises:
+        Unreachable: it cannot be reached.
+        ConfigError: there is no Python that can be used.
+    """
     told = {key: value for key, value in config.items() if key != "remote"}
-    request = {"workdir": remote.workdir, "version": own_version(), "config": told, "env": variables_of(remote)}
-    # python reads the whole of its input before it does anything, so what is asked has to stand in the text itself
+    facts = {"workdir": remote.workdir, "version": own_version(), "hub": list(hub), "folder": folder}
+    request = {**facts, "config": told, "env": variables_of(remote)}
     source = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
-    text = f"{source}\n\nsay({json.dumps(json.dumps(request))}, {MARK.decode()!r})\n"
+    text = f"{source}\n\nsay(sys.stdin.readline(), {MARK.decode()!r})\n"
+    lines = [json.dumps(line).encode() + b"\n" for line in (text, request)]
     try:
-        with link.talk(["-"], text.encode()) as said:
-            found: dict[str, Any] = json.loads(said.read())
+        with link.talk(["-c", _READ], b"".join(lines)) as said:
+            answer = said.readline()
+            said.read()
     except TrainingFailed as error:  # nothing has run: what was named is no Python that can be used
         raise ConfigError(f"remote.python {remote.python!r}: {error}") from error
+    found: dict[str, Any] = json.loads(answer)
     return found
 
 
-def check_there(found: Mapping[str, Any], remote: Remote, run: RunFolder) -> None:
-    """Raise ConfigError, with all that it lacks at once, for a machine that says of itself what is ``found``."""
-    if lacks := [*_lacks(found, remote, run.plan), *_lacks_room(found, run)]:
+def check_there(found: Mapping[str, Any], remote: Remote, load: Load, *, sent: int) -> None:
+    """Raise ConfigError, with all that it lacks at once, for a machine that says of itself what is ``found``.
+
+    ``sent`` are the bytes of weights that go there.
+    """
+    if lacks := [*_lacks(found, remote, load.plan), *_lacks_room(found, load, sent)]:
         raise ConfigError(f"the run cannot happen on {remote.host!r}:\n" + "\n".join(lacks))
+
+
+def device_of(found: Mapping[str, Any]) -> str:
+    """What the machine computes on; guessed where the package there could not be asked."""
+    return str(found.get("device", "cuda" if found["gpus"] else "cpu"))
 
 
 def variables_of(remote: Remote) -> dict[str, str]:
@@ -80,22 +117,16 @@ def _lacks_gpus(found: Mapping[str, Any], remote: Remote, plan: Plan) -> Iterato
         yield f"launch.nproc is {nproc}, and nvidia-smi shows {there} GPUs there; one process is for each"
 
 
-def _lacks_room(found: Mapping[str, Any], run: RunFolder) -> Iterator[str]:
-    plan = run.plan
-    config = TrainConfig.load(plan.config, need_model=False, need_data=False)
-    counts = {"train": _lines(run.train_rows), "held_out": _lines(run.held_out_rows)}
-    device = str(found.get("device", "cuda" if found["gpus"] else "cpu"))
-    needed = estimate_run(config, plan.base, **counts, device=device).disk_bytes or LEAST_DISK
-    if needed > found["free"]:
+def _lacks_room(found: Mapping[str, Any], load: Load, sent: int) -> Iterator[str]:
+    needed = (load.cost(found).disk_bytes or LEAST_DISK) + sent
+    free = found["free"] + found["held"]  # what a run that is gone on with has written is part of what it needs
+    if needed > free:
+        weights = f", {in_words(sent)} of it for weights that go there" if sent else ""
         yield (
-            f"the run needs about {in_words(needed)} of disk for its model and checkpoints, and {found['workdir']!r} "
-            f"is on a disk with {in_words(found['free'])} free; make room, or name another folder by remote.workdir"
+            f"the run needs about {in_words(needed)} of disk for its model and checkpoints{weights}, and "
+            f"{found['workdir']!r} is on a disk with {in_words(free)} free; make room, or name another folder by "
+            "remote.workdir"
         )
-
-
-def _lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
 
 
 def _install(remote: Remote) -> str:

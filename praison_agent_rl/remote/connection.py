@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, TypeVar
@@ -22,13 +23,17 @@ from praison_agent_rl.remote.there import MARK
 T = TypeVar("T")
 Body = Callable[[IO[bytes]], None]
 
-_QUIET = ("-T", "-o", "BatchMode=yes")
+_QUIET = ("-T", "-o", "BatchMode=yes", "-o", "RemoteCommand=none")
+"""The last, since an alias may have a command for people, such as ``tmux attach``."""
 _USUAL = ("-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """After the user's options, which win over them: ssh takes what it is told first."""
 _KILLED = 128
 """Above it a shell says that its command was killed, as in a shutdown; ssh itself says by 255 that there was no
 connection, or that it broke."""
+_NO_CONNECTION = 255
 _NO_COMMAND = (126, 127)
+_LONGEST_SILENCE = 300.0
+"""Seconds until a login must have started Python, on a slow network disk too."""
 _ADVICE = {
     "Host key verification failed": "log in there once by hand and confirm its key, or add the key to known_hosts",
     "REMOTE HOST IDENTIFICATION HAS CHANGED": "it is another machine than it was, or somebody is in between; if it "
@@ -64,7 +69,8 @@ class Link:
             TrainingFailed: what was asked failed there.
         """
         with self.talk(words, json.dumps(request).encode() + b"\n", body=body) as said:
-            text = said.read()
+            text = said.readline()  # a login may say something of its own behind it
+            said.read()
         return json.loads(text)
 
     @contextlib.contextmanager
@@ -86,7 +92,7 @@ class Link:
                     process.stdin.flush()
                     if not hold:
                         process.stdin.close()
-                if not _skip_to_mark(process.stdout):
+                if not self._begins(process):
                     self._check(process, errors, always=True)
                 yield process.stdout
                 self._check(process, errors)
@@ -98,8 +104,8 @@ class Link:
                 _end(process)
 
     def _start(self, words: Sequence[str], errors: IO[bytes]) -> "subprocess.Popen[bytes]":
-        # a file such as datasets.py in the folder of the login hides no package
-        command = f"env PYTHONSAFEPATH=1 {_for_shell(self._python)} {shlex.join(words)}"
+        # a file such as datasets.py in the folder of the login hides no package; names of files are UTF-8 on both sides
+        command = f"env PYTHONSAFEPATH=1 PYTHONUTF8=1 {_for_shell(self._python)} {shlex.join(words)}"
         try:
             return subprocess.Popen(
                 [*self._words, command],
@@ -111,6 +117,22 @@ class Link:
         except FileNotFoundError as error:
             raise ConfigError("remote needs the command ssh, which this machine has not; install OpenSSH") from error
 
+    def _begins(self, process: "subprocess.Popen[bytes]") -> bool:
+        """Read over what a login says of its own; False where nothing else comes. Raises Unreachable for silence."""
+        assert process.stdout is not None
+        timer, began = threading.Timer(_LONGEST_SILENCE, process.kill), time.monotonic()
+        timer.start()
+        try:
+            found = any(line.endswith(MARK) for line in process.stdout)  # a login may say half a line
+        finally:
+            timer.cancel()
+        if not found and time.monotonic() - began >= _LONGEST_SILENCE:
+            raise Unreachable(
+                f"{self.host!r} let us in and started no Python for {_LONGEST_SILENCE:.0f} s; look there for a hanging "
+                "network disk, or for something in .bashrc that waits"
+            )
+        return found
+
     def _check(self, process: "subprocess.Popen[bytes]", errors: IO[bytes], *, always: bool = False) -> None:
         """Raise what the end of a call means, where it was no good one, or ``always``."""
         code = process.wait()
@@ -120,6 +142,8 @@ class Link:
         said = errors.read().decode(errors="replace").strip()
         if code > _KILLED or code < 0:  # below 0 ssh was killed here
             advice = next((f"; {advice}" for sign, advice in _ADVICE.items() if sign in said), "")
+            if code > _KILLED and code != _NO_CONNECTION:
+                raise Unreachable(f"what was asked of {self.host!r} was killed there (exit code {code}): {_last(said)}")
             raise Unreachable(f"{self.host!r} cannot be reached: {_last(said)}{advice}")
         if code in _NO_COMMAND:
             raise ConfigError(
@@ -145,11 +169,6 @@ def _for_shell(path: str) -> str:
     """The path as one word of a shell, which knows the home folder."""
     home, rest = re.fullmatch(r"(~/)?(.*)", path, re.DOTALL).groups(default="")  # type: ignore[union-attr]
     return home + shlex.quote(rest)
-
-
-def _skip_to_mark(stream: IO[bytes]) -> bool:
-    """Read over what a login says of its own; False where nothing else comes."""
-    return any(line == MARK for line in stream)
 
 
 def _last(said: str) -> str:

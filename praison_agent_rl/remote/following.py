@@ -19,7 +19,10 @@ from praison_agent_rl.runs import RunFolder, publish_folder, read_record
 OnEvent = Callable[[dict[str, Any]], None]
 
 RECORD = "remote.json"
-_ARRIVING = ".arriving"
+ARRIVING = ".arriving"
+"""Where files lie that come home, until all of them are there."""
+CARRYING = "praison_agent_rl.remote.carrying"
+"""What the Python there runs for what needs this package."""
 _LAST = ("card.json", "comparison.json", "verdict.json")
 """What says that a run is finished comes to its place last."""
 
@@ -65,7 +68,7 @@ def follow(link: Link, place: Place, run: RunFolder, on_event: OnEvent) -> None:
 def fetch_log(link: Link, place: Place, run: RunFolder, state: Mapping[str, Any]) -> None:
     """Bring the log of a run home that did not end well, if it left one."""
     if "log_sum" in state:
-        _fetch(link, place, run.root, {run.log.name: state["log_sum"]})
+        fetch(link, place, run.root, {run.log.name: state["log_sum"]})
 
 
 def forget(link: Link, place: Place, run: RunFolder) -> None:
@@ -83,11 +86,11 @@ def bring_home(link: Link, place: Place, run: RunFolder, sums: Mapping[str, str]
     Raises:
         TrainingFailed: something arrived that was not asked for or is not what its checksum says, or there is no room.
     """
-    arriving = run.root / _ARRIVING
+    arriving = run.root / ARRIVING
     try:
         _check_names(sums)
         wanted = {name: sums[name] for name in _not_in_place(run.root, sums)}
-        _fetch(link, place, arriving, {name: sums[name] for name in lacking(arriving, wanted)})
+        fetch(link, place, arriving, {name: sums[name] for name in lacking(arriving, wanted)})
         _publish(arriving, run.root, wanted)
     except ValueError as error:
         raise TrainingFailed(
@@ -101,7 +104,7 @@ def bring_home(link: Link, place: Place, run: RunFolder, sums: Mapping[str, str]
         ) from error
 
 
-def _fetch(link: Link, place: Place, folder: Path, sums: Mapping[str, str]) -> None:
+def fetch(link: Link, place: Place, folder: Path, sums: Mapping[str, str]) -> None:
     """Bring files of the run there into a folder here; raises ValueError where one is not what its checksum says."""
     if not sums:
         return
@@ -157,6 +160,9 @@ def _not_in_place(root: Path, sums: Mapping[str, str]) -> list[str]:
 
 
 def _publish(arriving: Path, root: Path, wanted: Mapping[str, str]) -> None:
+    for path in arriving.rglob("*"):
+        if path.is_file() and path.relative_to(arriving).as_posix() not in wanted:  # left by an earlier arrival
+            path.unlink()
     tops = [top for top, _ in _entries(wanted)]
     for top in sorted(tops, key=lambda top: (top in _LAST, top)):
         if (arriving / top).is_dir():

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -63,12 +63,13 @@ def project_of(plan: Plan, remote: Remote) -> Project:
     files, problems = files_of_modules(_modules_of(plan)), Problems()
     renamed: dict[str, str] = {}
     for given in [*_files_of(plan.config), *remote.bring]:
-        brought = problems.attempt(lambda given=given: files_brought(given))  # type: ignore[misc]
+        brought = problems.attempt(partial(files_brought, given))
         if brought is not None:
             renamed[given] = brought[0]
+            problems.attempt(partial(_check_apart, files, brought[1]))
             files |= brought[1]
+    problems.attempt(lambda: check_size(files, remote.host))
     problems.raise_all()
-    check_size(files, remote.host)
     return Project(files, renamed)
 
 
@@ -82,6 +83,13 @@ def weights_of(plan: Plan) -> dict[str, Weights]:
         if reward.spec and is_model_name(reward.spec) and (folder := _model_folder(reward.spec)) is not None:
             found[reward.spec] = _weights_in(folder)
     return found
+
+
+def on_the_hub(plan: Plan) -> list[str]:
+    """The models of a plan that the other machine loads from the hub itself."""
+    scorers = [reward.spec for reward in planned_in(plan) if reward.spec and is_model_name(reward.spec)]
+    models, here = filter(None, [plan.base, plan.incumbent_weights, *scorers]), weights_of(plan)
+    return [name for name in dict.fromkeys(models) if name not in here]
 
 
 def plan_for(plan: Plan, there: Mapping[str, Any], project: Project, places: Mapping[str, str]) -> Plan:
@@ -102,6 +110,15 @@ def plan_for(plan: Plan, there: Mapping[str, Any], project: Project, places: Map
             "libraries": there["libraries"],
         }
     )
+
+
+def _check_apart(files: Mapping[str, Path], more: Mapping[str, Path]) -> None:
+    """Raise ConfigError for two files that would have one name there."""
+    if taken := [name for name in more if name in files and not files[name].samefile(more[name])]:
+        raise ConfigError(
+            f"{str(files[taken[0]])!r} and {str(more[taken[0]])!r} would both be {taken[0]!r} in the folder of the "
+            "run there; rename one of them, or put it under the current folder, where it keeps its place"
+        )
 
 
 def _modules_of(plan: Plan) -> list[str]:

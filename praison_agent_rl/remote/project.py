@@ -41,13 +41,14 @@ def files_brought(given: str) -> tuple[str, dict[str, Path]]:
     Raises:
         ConfigError: it is not there.
     """
-    path = Path(given).expanduser().resolve()
+    path, here = Path(os.path.abspath(Path(given).expanduser())), Path.cwd()  # a link keeps its own name
     if not path.exists():
         raise ConfigError(f"{given!r} is to go along, but there is no such file or folder; look from {os.getcwd()!r}")
-    here = Path.cwd().resolve()
-    name = path.relative_to(here).as_posix() if here in path.parents else path.name
-    if path == here:
+    if path.resolve() == here:
         raise ConfigError(f"{given!r} is the whole current folder; name the files and folders of it that are needed")
+    if here not in path.parents and here in path.resolve().parents:  # named by another way to this folder
+        path = path.resolve()
+    name = path.relative_to(here).as_posix() if here in path.parents else path.name
     files = {name: path} if path.is_file() else {f"{name}/{inner}": file for inner, file in _below(path)}
     return name, files
 
@@ -71,19 +72,22 @@ def _own_files(name: str) -> dict[str, Path]:
     if spec is None:
         return {}
     places = list(spec.submodule_search_locations or []) or [spec.origin or ""]
-    path = Path(places[0]).resolve()
-    if Path.cwd().resolve() not in path.parents or _INSTALLED & set(path.parts):
+    path = Path(os.path.abspath(places[0]))  # a link is imported by its own name
+    here = Path.cwd() in {*path.parents, *path.resolve().parents}
+    if not here or _INSTALLED & {*path.parts, *path.resolve().parts}:
         return {}
     return {path.name: path} if path.is_file() else {f"{path.name}/{inner}": file for inner, file in _below(path)}
 
 
 def _below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The files below a folder, without hidden ones and compiled modules."""
-    for root, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+    """The files below a folder, without hidden ones and compiled modules; links are followed, unless to nowhere."""
+    for root, folders, files in os.walk(folder, followlinks=True):
+        above = {Path(root).resolve(), *Path(root).resolve().parents}
+        seen = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        folders[:] = [name for name in seen if (Path(root) / name).resolve() not in above]  # else it would never end
         for file in files:
-            if not file.startswith("."):
-                path = Path(root) / file
+            path = Path(root) / file
+            if not file.startswith(".") and path.is_file():  # no pipe, which would be waited for
                 yield path.relative_to(folder).as_posix(), path
 
 

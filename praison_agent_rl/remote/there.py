@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -24,8 +25,15 @@ MARK = b"praison-agent-rl:\n"
 RESULT = "result.json"
 """What became of a run, in its folder; written last."""
 
+SPARE = "spare"
+"""Room in a run's folder that its process frees last, so that on a full disk it can still say what became of it."""
+
 _RUNNING = "running"
 """Locked while the run's process lives, and holds its id."""
+_ATTEMPT = "attempt"
+"""Which request the run was started by; one that is made again, since its answer was lost, starts nothing."""
+_ID_BYTES = 16
+_SPARE_BYTES = 1 << 16
 _OWN_LOG = "carrying.txt"
 """What that process itself said; what its children say is in the log of the run."""
 _CHUNK = 1 << 20
@@ -83,7 +91,8 @@ def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def _keep(content: IO[bytes], path: Path, wanted: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part, digest = path.with_name(f".{path.name}.part"), hashlib.sha256()
+    # a name of its own: two runs may be sent the same weights at once
+    part, digest = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part"), hashlib.sha256()
     try:
         with part.open("wb") as file:
             while chunk := content.read(_CHUNK):
@@ -109,11 +118,14 @@ def _receive(request: dict[str, Any]) -> bool:
 
 
 def _start(request: dict[str, Any]) -> bool:
-    """Start the run in a session of its own, which no end of a connection ends; False if it runs already."""
-    folder = Path(request["folder"])
+    """Start the run in a session of its own, which no end of a connection ends; False if this was done already."""
+    folder, attempt = Path(request["folder"]), Path(request["folder"]) / _ATTEMPT
     held = _hold(folder, tries=20)
-    if held is None:
+    if held is None or (attempt.exists() and attempt.read_text(encoding="ascii") == request["attempt"]):
         return False
+    held.write(b" " * _ID_BYTES)  # what has no room is to fail before the start and not after it
+    (folder / SPARE).write_bytes(os.urandom(_SPARE_BYTES))
+    attempt.write_text(request["attempt"], encoding="ascii")
     (folder / RESULT).unlink(missing_ok=True)
     words = ["carry_out", str(folder), *request["stages"], *(["--resume"] if request["resume"] else [])]
     with (folder / _OWN_LOG).open("wb") as log:
@@ -127,6 +139,7 @@ def _start(request: dict[str, Any]) -> bool:
             start_new_session=True,
             pass_fds=[held.fileno()],  # the lock is the process's own from its first moment
         )
+    held.seek(0)
     held.write(str(process.pid).encode())
     held.close()
     return True
@@ -186,7 +199,7 @@ def _hold(folder: Path, *, tries: int = 1) -> IO[bytes] | None:
     """The file that is locked while a run goes on, now locked and empty; None where somebody else has it."""
     import fcntl
 
-    file = (folder / _RUNNING).open("ab", buffering=0)
+    file = os.fdopen(os.open(folder / _RUNNING, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
     for _ in range(tries):  # who only looks whether it is free has it for a moment
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -243,13 +256,16 @@ _VERBS = {
 
 
 def answer(verb: Any, request: Any) -> None:
-    """Say what a verb comes to, behind the mark; one that sends something itself says nothing more."""
+    """Say what a verb comes to, in a line behind the mark; one that sends something itself says nothing more."""
     sys.stdout.buffer.write(MARK)
     sys.stdout.buffer.flush()
-    said = verb(request)
-    if said is not None:
-        sys.stdout.buffer.write(json.dumps(said).encode())
-    sys.stdout.buffer.flush()
+    try:
+        said = verb(request)
+        if said is not None:
+            sys.stdout.buffer.write(json.dumps(said).encode() + b"\n")
+        sys.stdout.buffer.flush()
+    except (OSError, ValueError) as error:  # a full disk, or a parcel that is not what it should be
+        sys.exit(f"{type(error).__name__}: {error}")
 
 
 def main() -> None:

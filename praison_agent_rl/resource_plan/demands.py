@@ -120,8 +120,16 @@ class Step(Record):
         return self.sampling + self.training + self.network
 
 
-def work_of(config: TrainConfig, prompt: int) -> Work:
-    """What one process does in a step; ``prompt`` is the length of a prompt in tokens."""
+def of_one(config: TrainConfig, processes: int) -> TrainConfig:
+    """The configuration as one of so many processes sees it: TRL counts ``generation_batch_size`` over all of them."""
+    whole = config.generation_batch_size
+    own = max(config.per_device_train_batch_size, whole // processes) if whole else None
+    return config.model_copy(update={"launch": None, "generation_batch_size": own})
+
+
+def work_of(config: TrainConfig, prompt: int, processes: int = 1) -> Work:
+    """What one of so many processes does in a step; ``prompt`` is the length of a prompt in tokens."""
+    config = of_one(config, processes)
     micro, updates = config.per_device_train_batch_size, config.gradient_accumulation_steps
     if config.method != "grpo":
         longest = config.max_length or config.max_seq_length
@@ -199,8 +207,7 @@ def sampler_of(config: TrainConfig, shape: Shape, machines: Machines, work: Work
 def step_of(config: TrainConfig, shape: Shape, machines: Machines, work: Work) -> Step:
     """Seconds of one update, and the bytes that each GPU exchanges."""
     tokens = work.sequences * work.length
-    # TRL scores completions once more where vLLM drew them, and where they are used for several updates
-    scored = work.new > 0 and (config.uses_vllm or work.reused > 1)
+    scored = work.new > 0 and (config.uses_vllm or _outlives_an_update(work))
     worth = formulas.passes(checkpointing=checkpoints(config), scored_before=scored)
     training = worth * formulas.forward_operations(shape, tokens, work.length)
     sent, network = _exchanged(config, shape, machines, work, scored=scored)
@@ -215,6 +222,11 @@ def step_of(config: TrainConfig, shape: Shape, machines: Machines, work: Work) -
 def checkpoints(config: TrainConfig) -> bool:
     """Whether activations are computed twice; on a GPU that is the default."""
     return bool(checkpointing(config, "cuda"))
+
+
+def _outlives_an_update(work: Work) -> bool:
+    """Whether completions are used after an update, so that TRL scores them once more before it."""
+    return work.sequences % (work.sampled * work.reused) != 0
 
 
 def _gathered_layers(shape: Shape, bits: int) -> int:
@@ -263,9 +275,5 @@ def _exchanged(
             calls = work.sequences / work.sampled / work.reused
             weights += whole * calls * (1 if machines.sharing == "zero3" else work.new)
     sent = formulas.all_reduce_bytes(gradients, processes) + formulas.all_gather_bytes(weights, processes)
-    seconds = sent / machines.gpu.link
-    if machines.machines > 1:  # the GPUs of a machine share what comes over its network
-        between = formulas.all_reduce_bytes(gradients, machines.machines)
-        between += formulas.all_gather_bytes(weights, machines.machines)
-        seconds = max(seconds, between / machines.network)
-    return sent, seconds
+    link = machines.gpu.link if machines.machines == 1 else min(machines.gpu.link, machines.network)
+    return sent, sent / link  # of a ring: what goes over one of its links goes over each

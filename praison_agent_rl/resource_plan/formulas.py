@@ -26,9 +26,11 @@ def weight_bytes(shape: Shape, bits: int) -> int:
 def adapter_parameters(shape: Shape, config: TrainConfig) -> int:
     """Trained parameters: r (in + out) for each adapted matrix (LoRA: Hu et al. 2021, arXiv 2106.09685, section 4.1).
 
-    Targets by a regular expression count as all; modules that are trained in full count whole.
+    Targets by a regular expression count as all, and so do names of which none is known; modules that are trained in
+    full count whole.
     """
-    named = config.lora_target_modules if isinstance(config.lora_target_modules, list) else list(shape.matrices)
+    targets = config.lora_target_modules if isinstance(config.lora_target_modules, list) else []
+    named = {name.rpartition(".")[2] for name in targets} & shape.matrices.keys() or shape.matrices.keys()
     ranks = config.rank_pattern or {}
     in_layer = sum(
         ranks.get(name, config.lora_r) * (before + after)

@@ -1,5 +1,6 @@
 """GPUs and what connects them, as their makers' data sheets give them."""
 
+import re
 import shutil
 import subprocess
 
@@ -90,14 +91,15 @@ GPUS = {
 }
 """By the name that ``--gpu`` takes."""
 
-_HERE = {"4090": "4090", "L40S": "L40S", "L4": "L4", "A100": "A100", "H100": "H100", "H200": "H200"}
+_OTHERS = ("PCI", "NVL", "Laptop")
+"""In the names of GPUs that are slower than those of the table, though they are called as these."""
 
 
 def find_gpu(name: str | None) -> Gpu:
     """The GPU of that name; by default the first one of this machine, or an H100 where there is none.
 
     Raises:
-        ConfigError: there is no such name.
+        ConfigError: there is no such name in the table.
     """
     if name is None:
         return _gpu_here() or GPUS["H100"]
@@ -108,7 +110,11 @@ def find_gpu(name: str | None) -> Gpu:
 
 
 def _gpu_here() -> Gpu | None:
-    """The first GPU that ``nvidia-smi`` shows, if it is in the table, with the memory that it really has."""
+    """The first GPU that ``nvidia-smi`` shows, with the memory that it really has; None where it shows none.
+
+    Raises:
+        ConfigError: it is not in the table.
+    """
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
@@ -118,7 +124,11 @@ def _gpu_here() -> Gpu | None:
     except (OSError, subprocess.SubprocessError):
         return None
     name, _, mebibytes = (shown.splitlines() or [""])[0].rpartition(",")
-    known = next((key for part, key in _HERE.items() if part in name), None)
-    if known is None or not mebibytes.strip().isdecimal():
+    if not name or not mebibytes.strip().isdecimal():
         return None
-    return GPUS[known].model_copy(update={"name": name.strip(), "memory": float(mebibytes) * 2**20})
+    name, memory = name.strip(), float(mebibytes) * 2**20
+    known = [gpu for key, gpu in GPUS.items() if re.search(rf"\b{key.partition('-')[0]}\b", name)]
+    if not known or any(sign in name for sign in _OTHERS):
+        raise ConfigError(f"the GPU of this machine, {name!r}, is not in the table; name one of it: {', '.join(GPUS)}")
+    nearest = min(known, key=lambda gpu: abs(gpu.memory - memory))
+    return nearest.model_copy(update={"name": name, "memory": memory})

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.errors import ConfigError
 from praison_agent_rl.estimate import count_steps, disk_bytes, kept_checkpoints
+from praison_agent_rl.launchers import sharding_of
 from praison_agent_rl.records import Record
 from praison_agent_rl.resource_plan import formulas
 from praison_agent_rl.resource_plan.demands import (
@@ -17,6 +19,7 @@ from praison_agent_rl.resource_plan.demands import (
     bits_of,
     checkpoints,
     memory_of,
+    of_one,
     sampler_of,
     step_of,
     uses_server,
@@ -94,7 +97,7 @@ def machines_of(config: TrainConfig, gpu: Gpu, *, gpus: int | None = None, machi
         gpu=gpu,
         gpus=gpus or (launch.nproc if launch else 1),
         machines=machines or (launch.nodes if launch else 1),
-        sharing=(launch.sharding if launch else None) or "none",
+        sharing=sharding_of(launch) or "none",
     )
 
 
@@ -103,14 +106,26 @@ def usual_prompt(config: TrainConfig) -> int:
     return config.max_prompt_length or max(1, min(512, config.max_seq_length - config.max_completion_length))
 
 
+def check_prompt(config: TrainConfig, prompt_tokens: int) -> None:
+    """Raise ConfigError for prompts so long that none of them would be trained on."""
+    room = config.max_seq_length - config.max_completion_length
+    limit = min(room, config.max_prompt_length or room)
+    if config.method == "grpo" and prompt_tokens > limit:
+        raise ConfigError(
+            f"prompts of {prompt_tokens} tokens would be left out: max_seq_length {config.max_seq_length} with "
+            f"max_completion_length {config.max_completion_length} lets in {limit}; raise max_seq_length"
+            f"{' and max_prompt_length' if limit < room else ''} (--set)"
+        )
+
+
 def plan_run(
     config: TrainConfig, shape: Shape, machines: Machines, *, prompt_tokens: int, prompts: int | None = None
 ) -> ResourcePlan:
     """The plan of a run on ``machines``; ``prompts`` are those to train on."""
-    work = work_of(config, prompt_tokens)
-    own = _way(config, shape, machines, work)
+    own = _way(config, shape, machines, prompt_tokens)
     trained, bits = formulas.adapter_parameters(shape, config), bits_of(config, shape)
-    steps = count_steps(config, (prompts or 0) // machines.processes) if prompts or config.max_steps > 0 else None
+    each = of_one(config, machines.processes)
+    steps = count_steps(each, (prompts or 0) // machines.processes) if prompts or config.max_steps > 0 else None
     kept = kept_checkpoints(config, steps) if steps else config.save_total_limit + 1
     stored = formulas.weight_bytes(shape, 16)  # the merged model is not quantised
     return ResourcePlan(
@@ -119,11 +134,11 @@ def plan_run(
         trained=trained,
         bits=bits,
         checkpointing=checkpoints(config),
-        work=work,
+        work=work_of(config, prompt_tokens, machines.processes),
         cache_token=formulas.cache_bytes(shape, 1),
         own=own,
-        ways=[_way(config, shape, other, work) for other in _other_ways(machines)],
-        elsewhere=[_way(config, shape, machines.model_copy(update={"gpu": gpu}), work) for gpu in GPUS.values()],
+        ways=[_way(config, shape, other, prompt_tokens) for other in _other_ways(machines)],
+        elsewhere=[_way(config, shape, other, prompt_tokens) for other in _other_gpus(machines)],
         remedies=[] if own.fits else _remedies(config, shape, machines, prompt_tokens),
         checkpoint=3 * formulas.number_bytes(config, bits) * trained,
         disk=disk_bytes(stored, trained, kept),
@@ -132,13 +147,20 @@ def plan_run(
     )
 
 
-def _way(config: TrainConfig, shape: Shape, machines: Machines, work: Work) -> Way:
+def _way(config: TrainConfig, shape: Shape, machines: Machines, prompt_tokens: int) -> Way:
+    work = work_of(config, prompt_tokens, machines.processes)
     return Way(
         machines=machines,
         memory=memory_of(config, shape, machines, work),
         step=step_of(config, shape, machines, work),
         sampler=sampler_of(config, shape, machines, work),
     )
+
+
+def _other_gpus(machines: Machines) -> Iterator[Machines]:
+    """As many of each kind in the table."""
+    for gpu in GPUS.values():
+        yield machines.model_copy(update={"gpu": gpu})
 
 
 def _other_ways(machines: Machines) -> Iterator[Machines]:
@@ -179,7 +201,7 @@ _Change = tuple[str, TrainConfig, Machines]
 
 def _remedy(shape: Shape, prompt_tokens: int, change: _Change) -> Remedy:
     words, config, machines = change
-    return Remedy(change=words, way=_way(config, shape, machines, work_of(config, prompt_tokens)))
+    return Remedy(change=words, way=_way(config, shape, machines, prompt_tokens))
 
 
 def _larger(config: TrainConfig, machines: Machines) -> list[_Change]:
@@ -218,7 +240,7 @@ def _servers(config: TrainConfig, shape: Shape, machines: Machines, prompt_token
     changed = config.model_copy(update=update)
     for count in (1, 2, 4, 8):
         other = machines.model_copy(update={"servers": count})
-        sampler = sampler_of(changed, shape, other, work_of(changed, prompt_tokens))
+        sampler = sampler_of(changed, shape, other, work_of(changed, prompt_tokens, other.processes))
         if sampler is not None and sampler.at_once and (count > machines.servers or not uses_server(config)):
             yield f"a vLLM server on other GPUs, {count} of them (vllm_server_base_url)", changed, other
             return
@@ -228,6 +250,6 @@ def _more_gpus(config: TrainConfig, shape: Shape, machines: Machines, prompt_tok
     """The fewest GPUs of one machine among which FSDP2 makes it fit, if so many can be had."""
     for count in (2, 4, 8):
         other = machines.model_copy(update={"gpus": count, "machines": 1, "sharing": "fsdp2"})
-        if count >= machines.gpus and _way(config, shape, other, work_of(config, prompt_tokens)).fits:
+        if count >= machines.gpus and _way(config, shape, other, prompt_tokens).fits:
             yield f"launch: {{nproc: {count}, sharding: fsdp2}}", config, other
             return

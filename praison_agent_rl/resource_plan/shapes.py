@@ -5,12 +5,13 @@ No weights are loaded, and nothing is fetched.
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from praison_agent_rl.errors import ConfigError
+from praison_agent_rl.errors import ConfigError, ModelError
 from praison_agent_rl.records import Record
-from praison_agent_rl.weight_files import read_config, read_header
+from praison_agent_rl.weight_files import check_weight_files, read_config, read_header
 
 
 class Shape(Record):
@@ -122,11 +123,13 @@ def find_shape(model: str, parameters: int | None = None) -> Shape:
     ``parameters`` are those of a model of which no more is known.
 
     Raises:
-        ConfigError: nothing is known of the model, and no number was given.
+        ConfigError: nothing is known of the model, and no number was given; or a size in its config.json is none.
         ModelError: its config.json cannot be read.
     """
-    if config := read_config(model) or _cached_config(model):
+    if config := read_config(model):
         return _of_config(model, config, parameters or count_parameters(model))
+    if (cached := _cached_folder(model)) and (config := read_config(cached)):
+        return _of_config(model, config, parameters or _counted_if_whole(cached))
     known = _well_known(model)
     if known and parameters is None:
         return known.model_copy(update={"name": model, "stored_bits": _bits_in_name(model)})
@@ -151,9 +154,10 @@ def read_count(text: str) -> int:
         ConfigError: it is no such number.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([bm]?)", text.strip().lower())
-    if found is None or float(found[1]) == 0:
+    count = round(float(found[1]) * {"b": 1e9, "m": 1e6, "": 1}[found[2]]) if found else 0
+    if count == 0:
         raise ConfigError(f"{text!r} is no number of parameters; write for example 7B, 1.5B or 500M")
-    return round(float(found[1]) * {"b": 1e9, "m": 1e6, "": 1}[found[2]])
+    return count
 
 
 def count_parameters(base: str) -> int | None:
@@ -168,21 +172,21 @@ def count_parameters(base: str) -> int | None:
 
 
 def _of_config(model: str, config: dict[str, Any], counted: int | None) -> Shape:
-    described: dict[str, Any] = {**config, **config.get("text_config", {})}
-    hidden, heads = int(described.get("hidden_size", 2048)), int(described.get("num_attention_heads", 16))
-    width = int(described.get("head_dim") or hidden // heads)
-    keys = int(described.get("num_key_value_heads") or heads) * width
+    described: dict[str, Any] = {**config, **(config.get("text_config") or {})}
+    hidden, heads = _size(described, "hidden_size", 2048), _size(described, "num_attention_heads", 16)
+    width = _size(described, "head_dim", max(1, hidden // heads))
+    keys = _size(described, "num_key_value_heads", heads) * width
     biases = heads * width + 2 * keys if described.get("model_type") == "qwen2" else 0
     quantised = config.get("quantization_config") or {}
     bits = 4 if quantised.get("load_in_4bit") else 8 if quantised.get("load_in_8bit") else 16
     return Shape(
         name=model,
         hidden=hidden,
-        layers=int(described.get("num_hidden_layers", 24)),
+        layers=_size(described, "num_hidden_layers", 24),
         queries=heads * width,
         keys=keys,
-        inner=int(described.get("intermediate_size") or 4 * hidden),
-        vocabulary=int(described.get("vocab_size", 32000)),
+        inner=_size(described, "intermediate_size", 4 * hidden),
+        vocabulary=_size(described, "vocab_size", 32000),
         tied=bool(described.get("tie_word_embeddings", str(described.get("model_type")).startswith("gemma"))),
         small=2 * hidden + biases,
         # packed weights and their scales are not parameters one by one
@@ -191,20 +195,38 @@ def _of_config(model: str, config: dict[str, Any], counted: int | None) -> Shape
     )
 
 
-def _cached_config(model: str) -> dict[str, Any]:
-    """The ``config.json`` of a model that the hub's cache holds; empty where there is none."""
+def _size(described: Mapping[str, Any], name: str, usual: int) -> int:
+    """A size in a ``config.json``; the largest of all layers where each has its own."""
+    found = described.get(name)
+    sizes: list[Any] = found if isinstance(found, list) and found else [usual if found is None else found]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ConfigError(f"config.json has {name} {found!r}, not a whole number from 1 up; take the original file")
+    return int(max(sizes))
+
+
+def _cached_folder(model: str) -> str | None:
+    """Where the hub's cache holds a model; None where it does not."""
     if model.count("/") != 1 or Path(model).exists():
-        return {}
+        return None
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
     except ImportError:
-        return {}
+        return None
     try:
         found = try_to_load_from_cache(model, "config.json")
     except HFValidationError:  # a path, or no name of the hub's
-        return {}
-    return read_config(str(Path(found).parent)) if isinstance(found, str) else {}
+        return None
+    return str(Path(found).parent) if isinstance(found, str) else None
+
+
+def _counted_if_whole(folder: str) -> int | None:
+    """The parameters of a folder of the cache, of which some files may not have been fetched."""
+    try:
+        check_weight_files(Path(folder))
+    except ModelError:
+        return None
+    return count_parameters(folder)
 
 
 def _well_known(model: str) -> Shape | None:

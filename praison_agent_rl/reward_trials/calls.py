@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any, NamedTuple
 
-from .deadlines import end_copies, within
-from .records import Run
-from .reward_jobs import CallRules
-from .reward_names import RUNTIME
-from .reward_readings import Fault, Outcome, outcome_of, read_values, told
-from .reward_waiting import Waiting
-from .rewards import Reward, Score, Text
+from praison_agent_rl.deadlines import end_copies, within
+from praison_agent_rl.records import Run
+from praison_agent_rl.rewards import Reward, Score, Text
+from praison_agent_rl.scoring.jobs import CallRules
+from praison_agent_rl.scoring.names import RUNTIME
+from praison_agent_rl.scoring.readings import Fault, Outcome, outcome_of, read_values, told
+from praison_agent_rl.scoring.waiting import Waiting
 
 _NOT_PASSED = ("prompt", "prompts", "completion", "completions", "completion_ids")
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from .deadlines import TimedOut, within
-from .errors import RewardError
-from .reward_names import declared
-from .rewards import Reward, Shape, Texts, find_shape
-from .trial_calls import Probe, Sample, columns_of_call
-from .trials import FaultSeen, Measured, TrialRules, measure
+from praison_agent_rl.deadlines import TimedOut, within
+from praison_agent_rl.errors import RewardError
+from praison_agent_rl.reward_trials.calls import Probe, Sample, columns_of_call
+from praison_agent_rl.reward_trials.trials import FaultSeen, Measured, TrialRules, measure
+from praison_agent_rl.rewards import Reward, Shape, Texts, find_shape
+from praison_agent_rl.scoring.names import declared
 
 _SHAPES = [Shape("text", "text"), Shape("messages", "messages"), Shape("messages", "text"), Shape("text", "messages")]
 _FEW = 6

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from .errors import RewardError
-from .reward_names import importing_from
-from .rewards import Reward, Texts
-from .trial_answers import Limits, invented_answers
-from .trial_calls import staying_here
-from .trial_forms import look_again
-from .trial_verdicts import judged
-from .trials import RewardTrial, TrialRules, measure
+from praison_agent_rl.errors import RewardError
+from praison_agent_rl.reward_trials.answers import Limits, invented_answers
+from praison_agent_rl.reward_trials.calls import staying_here
+from praison_agent_rl.reward_trials.forms import look_again
+from praison_agent_rl.reward_trials.trials import RewardTrial, TrialRules, measure
+from praison_agent_rl.reward_trials.verdicts import judged
+from praison_agent_rl.rewards import Reward, Texts
+from praison_agent_rl.scoring.names import importing_from
 
 SHORT = TrialRules(few=4, spare_after=0.5)
 _LIMITS = Limits(prompts=3, each=6)

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .records import Record
-from .reward_names import declared, short
-from .reward_readings import Fault, Outcome
-from .rewards import Reward, Score
-from .trial_calls import Probe, Reading, Sample
+from praison_agent_rl.records import Record
+from praison_agent_rl.reward_trials.calls import Probe, Reading, Sample
+from praison_agent_rl.rewards import Reward, Score
+from praison_agent_rl.scoring.names import declared, short
+from praison_agent_rl.scoring.readings import Fault, Outcome
 
 LONGEST_TEXT = 1000
 """Letters of a fault that are shown; an error may hold a whole dataset."""

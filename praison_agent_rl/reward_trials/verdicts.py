@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from .trials import FaultSeen, Measured, RewardTrial, TrialRules
+from praison_agent_rl.reward_trials.trials import FaultSeen, Measured, RewardTrial, TrialRules
 
 MOST_UNSOUND = 0.2
 """Share of NaN and infinite scores above which a reward is broken: where training stops by default."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from .runs import HOME
+from praison_agent_rl.runs import HOME
 
 if TYPE_CHECKING:
     import sqlite3

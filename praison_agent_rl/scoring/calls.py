@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .errors import RewardError
-from .records import Record, Run
-from .reward_cache import RewardCache
-from .reward_jobs import Batch, Job, do_job
-from .reward_jobs import CallRules as CallRules
-from .reward_keys import Unkeyed, identity, sample_keys
-from .reward_names import RUNTIME, declared, short
-from .reward_readings import Fault, FaultKind
-from .reward_waiting import Waiting
-from .rewards import Reward, Score, Texts
+from praison_agent_rl.errors import RewardError
+from praison_agent_rl.records import Record, Run
+from praison_agent_rl.rewards import Reward, Score, Texts
+from praison_agent_rl.scoring.cache import RewardCache
+from praison_agent_rl.scoring.jobs import Batch, Job, do_job
+from praison_agent_rl.scoring.jobs import CallRules as CallRules
+from praison_agent_rl.scoring.keys import Unkeyed, identity, sample_keys
+from praison_agent_rl.scoring.names import RUNTIME, declared, short
+from praison_agent_rl.scoring.readings import Fault, FaultKind
+from praison_agent_rl.scoring.waiting import Waiting
 
 if TYPE_CHECKING:
-    from .config import TrainConfig
+    from praison_agent_rl.config import TrainConfig
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .deadlines import end_copies, within
-from .records import Run
-from .reward_names import declared
-from .reward_readings import Fault, Outcome, Said, Stepped, Unsound, Value, outcome_of, read_values, told
-from .rewards import Reward, Score, Text
+from praison_agent_rl.deadlines import end_copies, within
+from praison_agent_rl.records import Run
+from praison_agent_rl.rewards import Reward, Score, Text
+from praison_agent_rl.scoring.names import declared
+from praison_agent_rl.scoring.readings import (
+    Fault,
+    Outcome,
+    Said,
+    Stepped,
+    Unsound,
+    Value,
+    outcome_of,
+    read_values,
+    told,
+)
 
 Place = int
 """Of a sample in the batch."""

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
-from .records import Run
-from .reward_names import RUNTIME, declared
-from .rewards import Reward
-from .run_views import run_content
+from praison_agent_rl.records import Run
+from praison_agent_rl.rewards import Reward
+from praison_agent_rl.run_views import run_content
+from praison_agent_rl.scoring.names import RUNTIME, declared
 
 _OURS = __name__.partition(".")[0]
 _MOST_STATE = 100_000  # characters of JSON; it is written out for each call

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FunctionType, ModuleType
 from typing import Any
 
-from .errors import RewardError
+from praison_agent_rl.errors import RewardError
 
 Function = Callable[..., Any]
 

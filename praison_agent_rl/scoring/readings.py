@@ -5,9 +5,9 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from .deadlines import TimedOut
-from .reward_names import cause_of, plain_value, short
-from .rewards import Score, sum_of_steps, wrong_steps
+from praison_agent_rl.deadlines import TimedOut
+from praison_agent_rl.rewards import Score, sum_of_steps, wrong_steps
+from praison_agent_rl.scoring.names import cause_of, plain_value, short
 
 FaultKind = Literal[
     "raised",

@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from .errors import RewardError
-from .records import PlannedReward
-from .reward_cards import is_model_name
-from .reward_names import (
+from praison_agent_rl.errors import RewardError
+from praison_agent_rl.records import PlannedReward
+from praison_agent_rl.reward_cards import is_model_name
+from praison_agent_rl.scoring.names import (
     Function,
     cause_of,
     collect,
@@ -117,7 +117,7 @@ def resolve(spec: object, *, base: str | os.PathLike[str] | None = None) -> Func
 
 
 def _model_reward(name: str, parameters: Mapping[str, Any]) -> Function:
-    from .reward_models import ModelReward
+    from praison_agent_rl.reward_models import ModelReward
 
     return _instance(functools.partial(ModelReward, name), parameters, f"reward model {name!r}")
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from .deadlines import LoopThread, TimedOut, in_a_thread
-from .reward_jobs import CallRules, Job, Place
-from .reward_readings import Fault, Said, Unsound, Value, told
+from praison_agent_rl.deadlines import LoopThread, TimedOut, in_a_thread
+from praison_agent_rl.scoring.jobs import CallRules, Job, Place
+from praison_agent_rl.scoring.readings import Fault, Said, Unsound, Value, told
 
 _ALONE = 4.0  # timeouts that all parts together may take which are asked one after the other
 _SMALL = 4  # a part of a batch that is asked so is given this fraction of the timeout

@@ -101,6 +101,7 @@ def train_grpo(
         signals = signals_of(run, kept, rewards, checkpoint)
         trainer = SavingPolicyTrainer(
             run=run,
+            tell=lambda text: run.report_event("note", text=text),
             model=model,
             reward_funcs=list(rewards),
             args=arguments,
@@ -251,7 +252,7 @@ def _failures(trainer: PolicyTrainer) -> str:
     if not any(failed):
         return ""
     last = next((rollout.outcome.error for rollout in reversed(trainer.rolled) if rollout.outcome.error), None)
-    share = f"; {sum(failed) / len(failed):.0%} of the agent's rollouts failed and have no score"
+    share = f"; {sum(failed) / len(failed):.0%} of the rollouts failed and have no score"
     return share + (f", the last with: {last}" if last else "")
 
 

@@ -6,7 +6,7 @@ Imported only by the process that trains, since it imports ``transformers`` at o
 import shlex
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from transformers import TrainerCallback
@@ -39,6 +39,20 @@ class Ending(TrainerCallback):  # type: ignore[misc]  # transformers is not type
         """Whether this process knows of a wish that the run ends."""
         return self.ended or self._signal is not None or is_asked_to_end(self._run)
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Called by transformers before the first step; a process that sees an older checkpoint would wait for ever.
+
+        Raises:
+            TrainingFailed: the processes would go on from different steps.
+        """
+        steps = everywhere(state.global_step)
+        if len(set(steps)) > 1:
+            raise TrainingFailed(
+                f"the processes would go on from different steps ({', '.join(map(str, steps))}, by rank): they do not "
+                f"see the same checkpoints in {str(self._run.checkpoints)!r}, which must be a folder that all machines "
+                "see as it is"
+            )
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Called by transformers after each update."""
         asked = self._agreed()
@@ -63,7 +77,8 @@ class Ending(TrainerCallback):  # type: ignore[misc]  # transformers is not type
         if self.asked:
             return False
         self._signal = number
-        self._run.report_event("note", text=f"{signal.Signals(number).name}: {ENDING}")
+        with suppress(OSError):  # on a full disk the note is missing, and the run ends all the same
+            self._run.report_event("note", text=f"{signal.Signals(number).name}: {ENDING}")
         return True
 
     def _tell_end(self) -> None:

@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 from praison_agent_rl.child import last_lines, start_child, stop_child
 from praison_agent_rl.config_fields.launching import Launch
@@ -26,10 +25,10 @@ def join_run(root: Path, launch: Launch, *, patience: float = 1800.0) -> None:
     """
     run = RunFolder(root)
     _wait_for_plan(run, patience)
-    start = _wait_for_start(run)
-    if start is None:
+    if not _begins(run):
         return
-    planned = in_several(run, launch, resume=start["resume"], env={})
+    # whatever that start says, which may be of an attempt that was killed: of a fresh run there is no checkpoint yet
+    planned = in_several(run, launch, resume=True, env={})
     log = root / f"log-{node_of(launch)}.txt"
     child = start_child(planned.module, planned.words, log=log, env=planned.env)
     try:
@@ -51,8 +50,8 @@ def _wait_for_plan(run: RunFolder, patience: float) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _wait_for_start(run: RunFolder) -> dict[str, Any] | None:
-    """What machine 0 said when it began to train; None if it has trained already.
+def _begins(run: RunFolder) -> bool:
+    """Wait until machine 0 begins to train; False if it has trained already.
 
     Raises:
         TrainingFailed: it failed since this was called.
@@ -62,8 +61,8 @@ def _wait_for_start(run: RunFolder) -> dict[str, Any] | None:
         turns = [(after, event) for after, event in run.events() if event["event"] in _TURNS]
         after, last = turns[-1] if turns else (0, {"event": ""})
         if last["event"] == "launch":  # of an attempt that was killed too: machine 0 is waited for once more then
-            return last
+            return True
         if last["event"] == "failed" and after > seen:
             raise TrainingFailed(f"machine 0 failed before it trained: {last['message']}")
         time.sleep(_POLL_SECONDS)
-    return None
+    return False

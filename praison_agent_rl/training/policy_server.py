@@ -1,13 +1,14 @@
-"""The vLLM server that ``sampler: vllm`` draws completions from while a run trains, and what is left if it goes away.
+"""The vLLM servers that ``sampler: vllm`` draws completions from while a run trains, and what is left if they go away.
 
 Imported only by the process that trains, since it imports ``torch`` at once.
 """
 
 import contextlib
+import logging
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,14 +18,17 @@ from transformers import TrainerCallback
 
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ConfigError, ServerFailed
-from praison_agent_rl.ranks import is_first, process_count
+from praison_agent_rl.ranks import is_first, process_count, rank
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.training.checkpoints import newest_whole_checkpoint, step_of
-from praison_agent_rl.vllm_servers.rollouts import ForeignServer, VllmSampler, start_sampling_server
+from praison_agent_rl.vllm_servers.rollouts import VllmSampler, start_sampling_server
 from praison_agent_rl.vllm_servers.serving import VllmServer
+from praison_agent_rl.vllm_servers.sources import ForeignServer
+
+logger = logging.getLogger(__name__)
 
 API_KEY = "PRAISON_AGENT_RL_VLLM_API_KEY"
-"""Variable of the environment that holds the key of a server that runs elsewhere."""
+"""Variable of the environment that holds the key of the servers that run elsewhere."""
 
 _ON_CPU = ("--enforce-eager", "--dtype", "bfloat16")
 """Compiling takes minutes there, and float32 is three times as slow."""
@@ -32,37 +36,69 @@ _ON_CPU = ("--enforce-eager", "--dtype", "bfloat16")
 
 @contextlib.contextmanager
 def policy_server(run: RunFolder, config: TrainConfig, source: str) -> Iterator[VllmSampler | None]:
-    """Draws from the server that ``config`` names, or from one that ends with the block; None for other samplers.
+    """Draws from the servers that ``config`` names, or from one that ends with the block; None for other samplers.
 
     ``source`` are the weights that are trained.
 
     Raises:
-        ConfigError: the server has other weights or takes shorter texts, or several processes would each start one.
+        ConfigError: a server has other weights or takes shorter texts, or several processes would each start one.
         MissingExtra: there is no vLLM.
         ServerFailed: it does not come up or answer.
     """
     if config.sampler != "vllm":
         yield None
         return
-    folder = run.root / "policies"
     if is_first():
-        shutil.rmtree(folder, ignore_errors=True)  # what a run that was killed had offered
+        shutil.rmtree(_policies(run), ignore_errors=True)  # what a run that was killed had offered
 
-    def tell(why: str) -> None:
-        run.report_event("note", text=f"completions are taken as drawn by the policy that is trained: {why}")
+    def tell(note: str) -> None:
+        run.report_event("note", text=note)
+        if not is_first():  # whose events nobody sees
+            logger.warning("%s", note)
 
-    server = _server(run, config, source)
-    with VllmSampler(server, folder, base=source, run_id=run.root.resolve().name, tell=tell) as sampler:
-        for note in sampler.check(config.max_seq_length):
+    with _sampler(run, _servers(run, config, source), source, tell) as sampler:
+        for note in _checked(sampler, run, config):
             run.report_event("note", text=note)
         yield sampler
 
 
-def _server(run: RunFolder, config: TrainConfig, source: str) -> VllmServer | ForeignServer:
-    if url := config.vllm_server_base_url:
-        run.report_event("note", text=f"completions are drawn by the vLLM server {urlsplit(url).netloc}")
-        key = os.environ.get(API_KEY, "").strip() or None
-        return ForeignServer(url=url, api_key=key, seen_as=config.vllm_server_sees)
+def check_servers(run: RunFolder, config: TrainConfig, source: str) -> None:
+    """Ask the servers that ``config`` names for what its run will need; raises as `policy_server` does."""
+    if config.sampler == "vllm" and config.vllm_servers:
+        _checked(_sampler(run, _named(config), source), run, config)
+
+
+def _checked(sampler: VllmSampler, run: RunFolder, config: TrainConfig) -> list[str]:
+    begun = newest_whole_checkpoint(run.checkpoints) is not None  # then it can go on with fewer servers
+    rank_tried = config.lora_r if is_first() else None
+    return sampler.check(config.max_seq_length, rank=rank_tried, all_needed=not begun)
+
+
+def _sampler(
+    run: RunFolder,
+    servers: VllmServer | list[ForeignServer],
+    source: str,
+    tell: Callable[[str], None] = lambda note: None,
+) -> VllmSampler:
+    return VllmSampler(servers, _policies(run), base=source, run_id=run.root.resolve().name, tell=tell)
+
+
+def _policies(run: RunFolder) -> Path:
+    return run.root / "policies"
+
+
+def _named(config: TrainConfig) -> list[ForeignServer]:
+    """The servers that run already; each process begins with another one, or all would ask the first for most."""
+    key, urls = os.environ.get(API_KEY, "").strip() or None, config.vllm_servers
+    first = rank() % len(urls)
+    return [ForeignServer(url=url, api_key=key, seen_as=config.vllm_server_sees) for url in urls[first:] + urls[:first]]
+
+
+def _servers(run: RunFolder, config: TrainConfig, source: str) -> VllmServer | list[ForeignServer]:
+    if urls := config.vllm_servers:
+        names = ", ".join(urlsplit(url).netloc for url in urls)
+        run.report_event("note", text=f"completions are drawn by the vLLM server{'s' if len(urls) > 1 else ''} {names}")
+        return _named(config)
     if process_count() > 1:
         raise ConfigError(
             f"{process_count()} processes train (WORLD_SIZE), and each would start a vLLM server of its own; "

@@ -243,11 +243,17 @@ class _Fold:
     def _given(self, run: dict[str, Any]) -> dict[str, Any]:
         run["calls"].sort(key=itemgetter("time"))
         run["feedback"] = self._ratings.get(run["id"], [])
+        if run["version"] is None:  # where a name goes over, only replies say which one answered
+            run["version"] = _only({call["version"] for call in run["calls"] if call["version"]})
         return run
 
 
 def _empty_run(run_id: str) -> dict[str, Any]:
     return {"id": run_id, **_NOTHING_SAID, "tags": [], "calls": [], "feedback": []}
+
+
+def _only(versions: set[str]) -> str | None:
+    return next(iter(versions)) if len(versions) == 1 else None
 
 
 def _ratings(files: list[Path]) -> dict[str, list[dict[str, Any]]]:

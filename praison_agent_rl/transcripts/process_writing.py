@@ -29,7 +29,7 @@ _OPEN_CALLS = 1000
 """Calls whose replies are awaited; more are not at once, but of some none may ever be told."""
 _SURE = 5.0
 """Seconds for which a file that was there is trusted to be: asking the system takes as long as the rest of a line."""
-_SCALARS_OF_REQUEST = ("id", "run", "time", "model", "version", "api")
+_SCALARS_OF_REQUEST = ("id", "run", "time", "model", "api")
 _DEFAULTS = {
     **dict.fromkeys(("run", "agent", "model", "version", "tools", "reply", "finish", "usage", "logprobs", "error")),
     **{"seconds": 0.0, "api": "chat", "settings": {}, "partial": False},
@@ -159,6 +159,7 @@ class ProcessWriter:
             reply = plain(reply)
             masked_reply = self._masked(reply, begun.names, begun.masks)
         line = {
+            "version": plain(call.get("version")),  # the reply may be the first to say which one answered
             "seconds": plain(call.get("seconds", 0.0)),
             "finish": finish if type(finish) is str else plain(finish),
             "usage": usage and plain(usage),

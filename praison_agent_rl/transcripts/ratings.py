@@ -8,6 +8,7 @@ from typing import Any
 
 from praison_agent_rl.errors import DataError
 from praison_agent_rl.records import Feedback, Run
+from praison_agent_rl.transcripts.corrections import says_nothing
 from praison_agent_rl.transcripts.files import DEFAULT_STORE, store_at
 from praison_agent_rl.transcripts.masking import Masks, find_mask
 from praison_agent_rl.transcripts.run_ids import Found, RunId, find_run
@@ -69,6 +70,11 @@ def _checked(run: Any, score: Any, label: Any, correction: Any) -> Feedback:
     for name, text in (("label", label), ("correction", correction)):
         if not isinstance(text, str | None):
             raise DataError(f"{name}={text!r} is no text")
+    if correction is not None and says_nothing(correction):
+        raise DataError(
+            f"correction={_short(correction)} says nothing, and would be learned as the answer; give the answer that "
+            "should have been given, or say by score= how good the given one was"
+        )
     try:
         number = None if score is None else float(score)
         finite = isinstance(score, int | float | None) and (number is None or math.isfinite(number))

@@ -63,6 +63,15 @@ def save_servable(folder: Path, save: Callable[[Path], None]) -> None:
         ) from error
 
 
+def save_empty(folder: Path, *, rank: int) -> None:
+    """Write an adapter of ``rank`` without a tensor, which changes nothing: a server says of it what it takes."""
+    from safetensors import serialize_file
+
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    serialize_file({}, folder / "adapter_model.safetensors")
+
+
 def make_servable(folder: Path) -> None:
     """Take out of a PEFT folder what no server needs.
 

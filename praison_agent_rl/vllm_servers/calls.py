@@ -41,12 +41,21 @@ def ask(
             with opener.open(request, timeout=timeout) as reply:
                 return _as_object(reply.read())
         except urllib.error.HTTPError as error:
-            raise Refused(error.code, _said_by(error)) from error
+            raise Refused(error.code, without_key(_said_by(error), api_key)) from error
         except (OSError, http.client.HTTPException) as error:
             pause = next(left, None) if _broken(error) else None
             if pause is None:
                 raise error if isinstance(error, OSError) else ConnectionError(repr(error)) from error
             time.sleep(pause)
+
+
+def without_key(said: str, api_key: str | None) -> str:
+    """What a server said, which may have repeated the key that it was shown.
+
+    >>> without_key("no such key: s3cret", "s3cret")
+    'no such key: ***'
+    """
+    return said.replace(api_key, "***") if api_key else said
 
 
 class _NotSentOn(urllib.request.HTTPRedirectHandler):

@@ -205,6 +205,8 @@ def test_paths_are_printed_as_they_are(project: Path) -> None:
     (project / out / "model").rename(project / "elsewhere")
     again = run("train", "--resume", out, cwd=project)
     assert again.returncode == 0, again.stderr
+    assert f"the run is finished and published already: {project.resolve() / 'out'}\n" in again.stdout
+    assert "failed" not in again.stdout
     assert "serve" not in again.stdout and "merged model:" not in again.stdout
     assert "it has become a version of the agent, or was moved" in again.stdout
     version = project / ".praisonai" / "rl" / "versions" / "helper" / "v1"

@@ -59,6 +59,34 @@ def test_trl_takes_rollouts_and_runs_tools_in_methods_of_their_own():
     assert f"return {returned}" in source
 
 
+def test_trl_looks_tools_up_by_name_in_two_dictionaries_for_each_rollout():
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    for lists in ("self._sync_tool_dicts", "self._async_tool_dicts"):
+        assert f"{lists} = []" in source and f"{lists}.append(" in source
+    source = inspect.getsource(GRPOTrainer._tool_call_loop)
+    looked_up = """
+                            if name in sync_tool_dict:
+                                tool_call_results.append((name, sync_tool_dict[name](**function["arguments"])))
+                            elif name in async_tool_dict:
+                                async_coros.append((name, async_tool_dict[name](**function["arguments"])))
+"""
+    assert looked_up in source
+    for kind in ("sync", "async"):
+        assert f"{kind}_tool_dict = self._{kind}_tool_dicts[idx_with_tool]" in source
+    seven = "tool_mask, completions, completion_ids, logprobs, tool_call_count, tool_failure_count, tool_images"
+    assert source.rstrip().endswith(f"return {seven}")
+    taken = re.search(r"\(\s+([\w,\s]+?),\s+\) = self\._tool_call_loop\(", inspect.getsource(GRPOTrainer._generate))
+    assert taken and ", ".join(taken[1].replace(",", " ").split()) == seven
+
+
+def test_trl_resets_environments_before_it_generates_and_goes_by_the_functions_of_their_class():
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert source.index("observation = environment.reset(**reset_kwargs)") < source.index("= self._generate(prompts)")
+    assert "in inspect.getmembers(type(environment), predicate=inspect.isfunction)" in source
+    assert "self.environments.append(pool[index])" in source
+    assert 'prompts[i] = prompt[:-1] + [{**prompt[-1], "content": content + observation}]' in source
+
+
 def test_trl_orders_prompts_with_a_sampler_that_can_be_made_again():
     assert parameters(GRPOTrainer._get_train_sampler) == ["self", "dataset"]
     wanted = ["self", "data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"]

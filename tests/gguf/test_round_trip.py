@@ -106,7 +106,7 @@ def test_an_ollama_model_has_the_template_of_the_tokenizer(run: Path, tmp_path: 
     monkeypatch.setenv("PATH", "/nowhere")  # no Ollama, wherever this runs
     made = export(run, "ollama", out=tmp_path / "out", name="bot", check=False)
     text = (tmp_path / "out" / "Modelfile").read_text()
-    assert text.splitlines()[:2] == [f"# {run}, exported by praison-agent-rl", "FROM ./bot-Q8_0.gguf"]
+    assert text.splitlines()[:2] == ["# bot, exported by praison-agent-rl", "FROM ./bot-Q8_0.gguf"]
     assert "You are a helpful AI assistant named SmolLM, trained by Hugging Face" in text
     assert 'PARAMETER stop "<|im_end|>"' in text and "ADAPTER" not in text
     assert made.use[0] == f"ollama create bot -f {tmp_path / 'out' / 'Modelfile'}"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# For the day a GPU is there, in ten minutes of one: what each part shows is said above it, and a table ends it.
+# For the day a GPU is there, in ten minutes of one: what each part shows is said above it, and a table ends it. Parts for
+# which no time is left are left out, and the table says so.
 #   bash tests/gpu/run.sh [MODEL]      MODEL: a folder or hub name; by default the embedded one
 # With PRAISON_AGENT_RL_VLLM (the command vllm) its parts run too, with PRAISON_AGENT_RL_UNSLOTH (a Python that has
 # Unsloth, see make test-unsloth) those of Unsloth; with two GPUs, NCCL.
@@ -11,8 +12,13 @@ work=$(mktemp -d)
 table="$work/table.txt"
 
 part() { # NAME SECONDS COMMAND...: run it, at most so long, and note how it ended
-  local name="$1" limit="$2" start=$SECONDS
+  local name="$1" limit="$2" start=$SECONDS left=$((600 - SECONDS))
   shift 2
+  if [ "$left" -lt 30 ]; then
+    echo "$name: left out, since the ten minutes are over" >> "$table"
+    return
+  fi
+  [ "$limit" -le "$left" ] || limit=$left
   echo "=== $name"
   timeout "$limit" "$@"
   local code=$?

@@ -185,10 +185,10 @@ def test_a_run_without_a_signal_says_which_rollouts_failed(untied_model, in_tmp)
     trainer.rolled = [ONE, FAILED]
     trainer.state.log_history = [{"rollouts/failed": 0.5}, {"loss": 1.0}, {"rollouts/failed": 1.0}]
     said = grpo._failures(trainer)
-    assert "75% of the agent's rollouts failed" in said and said.endswith("the tool look_up raised ValueError: no")
+    assert "75% of the rollouts failed" in said and said.endswith("the tool look_up raised ValueError: no")
     run = RunFolder(in_tmp / "run")
     run.report_event("step", step=1, reward=1.0, grad_norm=0.0)
-    with pytest.raises(TrainingFailed, match="equal within every group; 75% of the agent's rollouts failed"):
+    with pytest.raises(TrainingFailed, match="equal within every group; 75% of the rollouts failed"):
         grpo._check_signal(run, said)
 
 

@@ -10,6 +10,8 @@ WAYS = {
     "shared": {},
     "accumulated": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
     "with a reference, by DDP": {"beta": 0.05},
+    "after a warm start": {"warm_start": 3},
+    "after a warm start, by DDP": {"warm_start": 2, "beta": 0.05},
 }
 BATCH = 8
 RELATIVE = 2e-5
@@ -88,7 +90,19 @@ def test_only_the_run_that_was_asked_to_goes_by_ddp(together):
     }
     assert {way: any("not shared" in text for text in texts) for way, texts in said.items()} == {
         "shared": False, "accumulated": False, "with a reference, by DDP": True,
+        "after a warm start": False, "after a warm start, by DDP": True,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "warm start" in way])
+def test_a_warm_start_learns_from_the_examples_of_a_batch_twice_as_large(together, alone, way):
+    ours, its = (
+        [event for _, event in runs[way].events() if event["event"] == "warm_step"] for runs in (together, alone)
+    )
+    steps = list(range(1, WAYS[way]["warm_start"] + 1))
+    assert [step["step"] for step in ours] == [step["step"] for step in its] == steps  # and one process tells
+    for mine, theirs in zip(ours, its, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=RELATIVE)
 
 
 def test_what_is_told_is_told_by_one(together):

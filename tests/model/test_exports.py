@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 from praison_agent_rl.errors import ModelError
-from praison_agent_rl.exports import asking, export
+from praison_agent_rl.exports import asking, export, gguf_files
 from praison_agent_rl.exports.checking import QUANTISED, ROUNDED, SAME, Question
 from praison_agent_rl.exports.end_tokens import end_tokens
+from praison_agent_rl.exports.gguf_files import problems_of
+from praison_agent_rl.exports.jobs import Job
+from praison_agent_rl.exports.llama_python import PYTHON
+from praison_agent_rl.exports.made import read_options
 from praison_agent_rl.exports.subjects import find_subject
 from praison_agent_rl.runs import HOME
 from tests.exported_runs import MODULE, REWARDS, measured_run
@@ -147,6 +151,107 @@ def test_end_tokens_that_disagree_stop_an_export(run: Path, in_tmp: Path) -> Non
     assert "the chat template ends answers with '<pad>' (2)" in str(caught.value)
     assert "config.json ends answers at" in str(caught.value)
     assert len(export(run, "hf", out=in_tmp / "out", check=False, force=True).notes) == 2
+
+
+def test_end_tokens_that_there_are_not_are_no_end_tokens(run: Path, in_tmp: Path) -> None:
+    for name, ids in (("generation_config.json", [1, 99999, -1]), ("config.json", 99999)):
+        settings = json.loads((run / "model" / name).read_text())
+        (run / "model" / name).write_text(json.dumps({**settings, "eos_token_id": ids}))
+    assert end_tokens(run / "model") == ([1], ["<|im_end|>"], [])
+    export(run, "hf", out=in_tmp / "out", check=False)
+    assert json.loads((in_tmp / "out" / "generation_config.json").read_text())["eos_token_id"] == 1
+
+
+REFUSES = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('a system message, please') }}{% endif %}"
+
+
+def test_a_template_that_refuses_conversations_is_asked_by_another_or_told(run: Path, in_tmp: Path) -> None:
+    template = run / "model" / "chat_template.jinja"
+    own = template.read_text()
+    template.write_text(REFUSES + own)
+    assert end_tokens(run / "model") == ([1], ["<|im_end|>"], [])
+    template.write_text(REFUSES + own.replace("<|im_end|>", "<pad>"))
+    assert "ends answers with '<pad>'" in end_tokens(run / "model").problems[0]
+    template.write_text("{{ raise_exception('never') }}")
+    with pytest.raises(ModelError, match=r"refuses a conversation: TemplateError: never(.|\n)*--force"):
+        export(run, "hf", out=in_tmp / "out", check=False)
+    assert "refuses a conversation" in export(run, "hf", out=in_tmp / "out", check=False, force=True).notes[0]
+    template.write_text("{{ bos_token }}")  # what shows no answer says nothing of its end
+    assert end_tokens(run / "model").problems == []
+
+
+def test_what_is_exported_gives_the_logits_of_base_and_adapter(run: Path, in_tmp: Path) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    export(run, "hf", out=in_tmp / "an export, ü", check=False)
+    base = AutoModelForCausalLM.from_pretrained(json.loads((run / "plan.json").read_text())["base"])
+    trained = PeftModel.from_pretrained(base, run / "adapter").eval()
+    plain = AutoModelForCausalLM.from_pretrained(in_tmp / "an export, ü").eval()
+    tokenizer = AutoTokenizer.from_pretrained(in_tmp / "an export, ü")
+    said = [{"role": "user", "content": "Hello"}]
+    tokens = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    with torch.no_grad():
+        assert torch.allclose(plain(**tokens).logits, trained(**tokens).logits, atol=1e-4)
+        with trained.disable_adapter():
+            assert not torch.allclose(plain(**tokens).logits, trained(**tokens).logits, atol=1e-2)
+    assert plain.generation_config.eos_token_id == tokenizer.eos_token_id == 1
+
+
+def _weights_of_the_base(made: Path, base: Path) -> None:
+    shutil.copy2(base / "model.safetensors", made)
+
+
+def _a_layer_of_zeros(made: Path, base: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(made / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("layers.1.mlp.down_proj.weight"))
+    save_file({**tensors, name: tensors[name] * 0}, made / "model.safetensors", metadata={"format": "pt"})
+
+
+def _another_template(made: Path, base: Path) -> None:
+    (made / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}!{% endfor %}")
+
+
+def _other_tokens(made: Path, base: Path) -> None:
+    tokenizer = json.loads((made / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    words = [word for word in vocabulary if not word.startswith("<")]
+    vocabulary |= dict(zip(words, [vocabulary[word] for word in reversed(words)], strict=True))
+    (made / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+@pytest.mark.parametrize("spoil", [_weights_of_the_base, _a_layer_of_zeros, _another_template, _other_tokens])
+def test_a_spoiled_export_fails_the_check(run: Path, in_tmp: Path, spoil) -> None:
+    plan = json.loads((run / "plan.json").read_text())
+    # also where the run names a template itself: a server knows only the one that was exported
+    plan["config"]["chat_template"] = (run / "model" / "chat_template.jinja").read_text()
+    (run / "plan.json").write_text(json.dumps(plan))
+    shutil.copytree(run / "model", in_tmp / "made")
+    assert asking.check(question(run, in_tmp / "made")).status == "passed"
+    spoil(in_tmp / "made", Path(plan["base"]))
+    check = asking.check(question(run, in_tmp / "made"))
+    assert check.status == "failed", check.text
+
+
+def test_a_loader_that_is_not_here_leaves_a_file_unchecked(run: Path, in_tmp: Path, monkeypatch) -> None:
+    monkeypatch.setenv(PYTHON, sys.executable)  # which has no llama_cpp
+    (in_tmp / "bot-Q8_0.gguf").write_bytes(b"GGUF")
+    check = asking.check(question(run, in_tmp / "bot-Q8_0.gguf", QUANTISED, "llama.cpp"))
+    assert check.status == "unchecked" and "cannot import llama_cpp" in check.text
+
+
+def test_of_several_chat_templates_a_gguf_file_has_the_one_without_a_name(run: Path, monkeypatch) -> None:
+    template = (run / "model" / "chat_template.jinja").read_text()
+    (run / "model" / "additional_chat_templates").mkdir()
+    (run / "model" / "additional_chat_templates" / "tool_use.jinja").write_text(template + " ")
+    job = Job(find_subject(run, HOME), read_options({}), run, end_tokens(run / "model"), print)
+    said = {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.tokens": ["a"] * 300}
+    for written, problems in ((template, []), (template + " ", ["a.gguf: its chat template is another one"])):
+        monkeypatch.setattr(gguf_files, "metadata_of", lambda file, w=written: {**said, "tokenizer.chat_template": w})
+        assert problems_of(Path("a.gguf"), job) == problems
 
 
 def test_an_adapter_is_made_ready_for_vllm_with_its_command(run: Path, in_tmp: Path, monkeypatch) -> None:

@@ -5,6 +5,7 @@ A small part of what ``make test-faults`` does.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,10 @@ import pytest
 from transformers import TrainerControl
 
 from praison_agent_rl.config import TrainConfig
+from praison_agent_rl.errors import TrainingFailed
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.stop_requests import ask_to_end, is_asked_to_end
-from praison_agent_rl.training import grpo
+from praison_agent_rl.training import grpo, interruptions
 from praison_agent_rl.training.interruptions import Ending
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are forked and killed, which Windows cannot")
@@ -140,3 +142,25 @@ def test_whole_numbers_of_steps_between_saves_are_rounded_up_to_generations(tmp_
     given = {"num_generations": 4, "per_device_train_batch_size": 8, **keys}
     config = TrainConfig.load(given, need_model=False, need_data=False)
     assert grpo._arguments(RunFolder(tmp_path), config, [1.0], "cpu").save_steps == saves
+
+
+def test_a_full_disk_does_not_keep_a_signal_from_ending_the_run(tmp_path: Path, monkeypatch: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    run = RunFolder(tmp_path)
+    monkeypatch.setattr(run, "report_event", full)
+    ending = Ending(run, Updates(1))
+    with ending.heeded():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ending.asked
+
+
+def test_processes_that_see_different_checkpoints_do_not_begin(tmp_path: Path, monkeypatch: Any) -> None:
+    run, trainer = RunFolder(tmp_path), Updates(1)
+    trainer.state.global_step = 6
+    ending = Ending(run, trainer)
+    ending.on_train_begin(None, trainer.state, None)
+    monkeypatch.setattr(interruptions, "everywhere", lambda own: [6, 6, 4])
+    with pytest.raises(TrainingFailed, match=r"would go on from different steps \(6, 6, 4, by rank\)"):
+        ending.on_train_begin(None, trainer.state, None)

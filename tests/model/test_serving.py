@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from praisonaiagents import Agent
@@ -20,7 +21,7 @@ from praison_agent_rl.endpoints import list_models
 from praison_agent_rl.errors import ServerFailed
 from praison_agent_rl.publishing import publish_version
 from praison_agent_rl.server_pool import ServerPool
-from praison_agent_rl.serving import Server, start_server
+from praison_agent_rl.serving import LOG, Server, start_server
 from praison_agent_rl.swap import swap_model
 from tests.fakes import FakeServer
 from tests.finished_runs import finished_run, weights_in
@@ -55,6 +56,22 @@ def test_the_server_listens_on_this_machine_alone_and_hides_its_key(server: Serv
     listening = [c.laddr.ip for c in process.net_connections() if c.status == psutil.CONN_LISTEN]
     assert set(listening) == {"127.0.0.1"}
     assert server.api_key not in " ".join(process.cmdline())
+
+
+def test_no_request_makes_its_log_longer(server: Server) -> None:
+    def ask_it(path: str, body: dict[str, object]) -> None:
+        headers = {"authorization": f"Bearer {server.api_key}"}
+        reply = httpx.post(f"{server.url}/{path}", json=body, headers=headers, timeout=60, trust_env=False)
+        assert reply.status_code == 200, reply.text
+
+    told = {"model": server.model, "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]}
+    ask_it("chat/completions", told)
+    log = server.home / LOG
+    before = log.read_text()
+    for stream in (False, True, False):
+        ask_it("chat/completions", {**told, "stream": stream})
+        list_models(server.url, server.api_key)
+    assert log.read_text() == before
 
 
 def test_a_fork_of_the_owner_never_ends_the_server(server: Server) -> None:

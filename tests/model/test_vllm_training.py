@@ -141,6 +141,62 @@ def test_the_same_seed_asks_the_same_and_another_seed_does_not(tiny_model, in_tm
     assert len({json.loads(body)["seed"] for body in asked[0]}) == 3 * PROMPTS_A_STEP
 
 
+# --- several servers --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(vllm: tuple[Drawing, str]) -> Iterator[tuple[list[Drawing], list[str]]]:
+    """The server of ``vllm`` and another one."""
+    first, url = vllm
+    second = Drawing(str(first.base["id"]))
+    with serving(second) as server:
+        yield [first, second], [url, server.url]
+
+
+def asked_of(stand_ins: list[Drawing]) -> list[str]:
+    """What all were asked to draw, but for the random part of a policy's name."""
+    sent = [body for each in stand_ins for body in each.completions()]
+    return sorted(json.dumps({**body, "model": body["model"].split("-")[1]}, sort_keys=True) for body in sent)
+
+
+@pytest.mark.parametrize("answered", [None, 1])
+def test_two_servers_draw_what_one_would_have_drawn_also_when_one_goes_away(tiny_model, in_tmp, two, answered):
+    stand_ins, urls = two
+    alone = planned(in_tmp / "run", tiny_model, vllm_server_base_url=urls[0], max_steps=3)
+    train(alone)
+    whole, steps = adapter_of(alone), [step["loss"] for step in alone.steps()]
+    asked = asked_of(stand_ins)
+    stand_ins[0].asked.clear()
+
+    run = planned(in_tmp / "other" / "run", tiny_model, vllm_server_base_url=urls, max_steps=3)
+    stand_ins[1].dies_at = answered
+    train(run)
+    assert same(adapter_of(run), whole) and [step["loss"] for step in run.steps()] == steps
+    assert asked_of(stand_ins) == asked
+    drawn = [len(each.completions()) for each in stand_ins]
+    assert drawn == ([3, 3] if answered is None else [2 * 3 - answered, answered])
+    left_out = [note for note in notes(run) if "It is left out" in note]
+    assert len(left_out) == (answered is not None) and all(f"{urls[1]}/v1 did not answer" in note for note in left_out)
+    assert not stand_ins[0].adapters and not list((run.root / "policies").iterdir())
+
+
+def test_a_run_whose_servers_all_went_away_goes_on_when_they_are_back(tiny_model, in_tmp, two):
+    stand_ins, urls = two
+    settings = {"vllm_server_base_url": urls, "max_steps": 4, "save_steps": 50}
+    whole = planned(in_tmp / "whole", tiny_model, **settings)
+    train(whole)
+    run = planned(in_tmp / "run", tiny_model, **settings)
+    for each in stand_ins:
+        each.asked.clear()
+        each.dies_at = 2
+    with pytest.raises(ServerFailed, match=r"(?s)none of the 2 vLLM servers is left:.*checkpoint of step 2 is kept"):
+        train(run)
+    for each in stand_ins:
+        each.dies_at = None
+    train(run, resume=True)
+    assert same(adapter_of(run), adapter_of(whole))
+
+
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 

@@ -7,13 +7,17 @@ import pytest
 import torch
 
 from praison_agent_rl.config import TrainConfig
-from praison_agent_rl.errors import DataError, ModelError, TrainingFailed
+from praison_agent_rl.errors import ConfigError, DataError, ModelError, TrainingFailed
 from praison_agent_rl.models import load_model, load_tokenizer, render_prompts
+from praison_agent_rl.planning import Draft, draft_from_config
 from praison_agent_rl.problems import Problems
-from praison_agent_rl.records import Call, Run
+from praison_agent_rl.records import Call, Feedback, Run
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.training.warm_start import Example, examples_of, warm_start, with_adapter
-from praison_agent_rl.warm_examples import calls_to_keep, check_examples
+from praison_agent_rl.warm_examples import calls_to_keep, check_examples, notes_on
+from tests.conftest import CHATML
+from tests.fakes import FakeServer, build_agent
+from tests.unit.test_recorded_calls import BLANK
 
 END = "<|im_end|>"
 TOOL_TEMPLATE = (
@@ -103,6 +107,59 @@ def test_calls_that_cannot_be_learned_are_left_out_and_counted(tokenizer: Any) -
     (said,) = events.notes()
     assert said.startswith("6 of 7 calls are left out of the warm start: 3 without a reply; 2 whose reply was cut; ")
     assert said.endswith("1 whose reply holds an end token")
+
+
+def calls_tools(*names: str, text: str | None = None) -> dict[str, Any]:
+    """A reply that calls tools."""
+    made = [{"id": n, "type": "function", "function": {"name": n, "arguments": f'{{"to": "{n}"}}'}} for n in names]
+    return {"role": "assistant", "content": text, "tool_calls": made}
+
+
+CALLS = "{% for call in message['tool_calls'] or [] %}"
+LOSING = {
+    "calls": CHATML,
+    "all calls but one": TOOL_TEMPLATE.replace(CALLS, "{% for call in (message['tool_calls'] or [])[:1] %}"),
+    "text beside calls": TOOL_TEMPLATE.replace(
+        "message['content'] }}", "(message['content'] if not message['tool_calls'] else '') }}"
+    ),
+    "text of answers": TOOL_TEMPLATE.replace(
+        "message['content'] }}", "(message['content'] if message['role'] != 'assistant' else '<think></think>') }}"
+    ),
+}
+"""Chat templates that render a part of replies alone."""
+
+
+@pytest.mark.parametrize(
+    ("template", "reply", "lost"),
+    [
+        ("calls", calls_tools("add"), "calls of tools"),
+        ("calls", calls_tools("add", text="I look."), "calls of tools"),
+        ("all calls but one", calls_tools("add", "sub"), "calls of tools"),
+        ("all calls but one", calls_tools("add", "add"), "calls of tools"),
+        ("text beside calls", calls_tools("add", text="I look."), "text"),
+        ("text of answers", "Yes", "text"),
+        ("all calls but one", calls_tools("add"), None),
+        ("text beside calls", calls_tools("add", text="\n"), None),
+        ("text beside calls", "Yes", None),
+        ("calls", "Yes", None),
+    ],
+)
+def test_a_reply_of_which_the_template_leaves_something_out_is_not_learned(
+    tokenizer: Any, template: str, reply: Any, lost: str | None
+) -> None:
+    tokenizer.chat_template = LOSING[template]
+    events = Events()
+    made = examples_of([call(reply=reply, tools=[TOOL])], tokenizer, report=events)
+    said = [f"1 of 1 calls are left out of the warm start: 1 whose {lost} the chat template leaves out"]
+    assert events.notes() == (said if lost else []) and len(made) == (not lost)
+
+
+@pytest.mark.parametrize("reply", [*BLANK[1:], "<|im_start|><pad> ", [{"type": "text", "text": " "}]], ids=ascii)
+def test_a_reply_that_says_nothing_is_not_learned(tokenizer: Any, reply: Any) -> None:
+    events = Events()
+    blank = call(reply={"role": "assistant", "content": reply})
+    assert examples_of([blank, call()], tokenizer, report=events) == examples_of([call()], tokenizer)
+    assert events.notes() == ["1 of 2 calls are left out of the warm start: 1 whose reply says nothing"]
 
 
 def test_what_was_left_out_is_logged_where_nobody_is_told(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -263,6 +320,76 @@ def test_what_a_warm_start_lacks_is_told_with_all_other_problems(tiny_model: Pat
     assert calls_to_keep(None, [], wanted, str(tiny_model), problems=problems) == []
     first, second = map(str, problems.found)
     assert "1 whose reply was cut" in first and "no good runs of agent None" in second
+
+
+AGENT = """
+from praisonaiagents import Agent
+
+agent = Agent(name="helper", instructions="Be brief.", llm="m1", rules=False)
+"""
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return a + b
+
+
+def length(completions: list[Any], **_: Any) -> list[float]:
+    return [float(len(str(text))) for text in completions]
+
+
+def drafted(model: Path, **changes: Any) -> Draft:
+    """Of a file, which names an agent or does not."""
+    usual = {"model_name": str(model), "dataset": [{"prompt": f"question {n}"} for n in range(24)], "held_out": 8}
+    usual |= {"reward_funcs": f"{__name__}:length", "num_generations": 2, "per_device_train_batch_size": 2}
+    return draft_from_config({**usual, **changes})
+
+
+TOOLS = {"rollout": "tools", "tools": f"{__name__}:add", "chat_template": "chatml_tools"}
+
+
+@pytest.mark.parametrize("given", [{"rollout": "direct"}, {}, TOOLS], ids=["direct", "auto", "tools"])
+def test_in_a_file_without_an_agent_a_warm_start_is_refused_with_all_other_problems(
+    tiny_model: Path, given: dict[str, Any]
+) -> None:
+    assert drafted(tiny_model, **given).calls == []
+    with pytest.raises(ConfigError) as told:
+        drafted(tiny_model, warm_start=3, guards={"odd": 1.0}, **given)
+    first, second = str(told.value).splitlines()
+    assert "warm_start is 3, but no agent is named" in first and "rollout_agent: module:name" in first
+    assert "guards names 'odd'" in second
+
+
+@pytest.mark.usefixtures("agents_around")
+@pytest.mark.parametrize("given", [{"rollout": "direct"}, TOOLS], ids=["direct", "tools"])
+def test_a_file_may_name_the_agent_whose_recorded_runs_are_learned_and_no_more(
+    tiny_model: Path, in_tmp: Path, server_a: FakeServer, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    (in_tmp / "warmagent.py").write_text(AGENT)
+    monkeypatch.syspath_prepend(in_tmp)
+    wanted = {"warm_start": 3, "rollout_agent": "warmagent:agent", **given}
+    with pytest.raises(DataError, match="no good runs of agent 'helper' are recorded to start from"):
+        drafted(tiny_model, **wanted)
+    agent = build_agent("environment", server_a.url, tools=[])
+    with agent.record():
+        agent.chat("hello")
+    draft = drafted(tiny_model, **wanted)
+    assert [one.messages[-1]["content"] for one in draft.calls] == ["hello"]
+    assert (draft.hosting, draft.config.rollout) == (None, given["rollout"])
+    assert drafted(tiny_model, **{**wanted, "warm_start": 0}).calls == []
+
+
+def test_corrections_that_say_nothing_are_counted_before_a_warm_start(tiny_model: Path) -> None:
+    said = [Feedback(run="r", time=0.0, correction=text) for text in (" ", "Yes", "<|im_end|>")]
+    runs = [Run(id="r", time=0.0, output="Yes", calls=[call()], feedback=said)]
+    wanted = ["2 corrections of recorded runs say nothing, and the warm start passes them over"]
+    assert notes_on(runs, settings(tiny_model, warm_start=3)) == wanted
+    assert notes_on(runs, settings(tiny_model)) == notes_on([], settings(tiny_model, warm_start=3)) == []
 
 
 # --- what follows -----------------------------------------------------------------------------------------------------

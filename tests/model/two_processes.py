@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from praison_agent_rl.config import TrainConfig
-from praison_agent_rl.records import Plan
+from praison_agent_rl.recorded_calls import write_calls
+from praison_agent_rl.records import Call, Plan
 from praison_agent_rl.runs import RunFolder, now, write_record
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "a much longer one than the others"]
@@ -33,7 +34,17 @@ def planned(root: Path, base: Path, **changes: Any) -> RunFolder:
     run = RunFolder.create(root)
     facts = {"rewards": [], "device": "cpu", "notes": [], "libraries": {}, "created": now()}
     write_record(run.plan_file, Plan(base=str(base), config=config.resolved(), **facts))
+    if config.warm_start:
+        write_calls(run.calls, [good_call(number) for number in range(48)])
     return run
+
+
+def good_call(number: int) -> Call:
+    """A recorded call whose reply a warm start learns."""
+    asked, said = f"{WORDS[number % len(WORDS)]} {number}", "ab" * (1 + number % 5)
+    reply = {"role": "assistant", "content": said}
+    messages = [{"role": "user", "content": asked}]
+    return Call(id=str(number), time=0.0, messages=messages, reply=reply, finish="stop")
 
 
 def rows() -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ LogLevel ERROR
 """
 LOGIN = """\
 #!/bin/sh
+if [ -e '{home}/greeting' ]; then cat '{home}/greeting'; fi
 cd '{home}' && exec env -i HOME='{home}' PATH=/usr/bin:/bin /bin/sh -c "$SSH_ORIGINAL_COMMAND"
 """
 CLIENT = """\
@@ -57,6 +58,9 @@ Host keyless
 Host silent
   HostName 127.0.0.1
   Port {free}
+Host hanging
+  HostName 127.0.0.1
+  Port {mute}
 """
 
 
@@ -67,10 +71,19 @@ class Machine:
         self.folder, self.home = folder, folder / "home"
         self.home.mkdir()
         self.port, free = free_port(), free_port()
+        self._mute = socket.socket()  # takes connections and says nothing
+        self._mute.bind(("127.0.0.1", 0))
+        self._mute.listen()
         for name in ("host_key", "key", "other_key"):
             words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
             subprocess.run(words, check=True)
-        facts = {"port": self.port, "free": free, "folder": folder, "home": self.home}
+        facts = {
+            "port": self.port,
+            "free": free,
+            "mute": self._mute.getsockname()[1],
+            "folder": folder,
+            "home": self.home,
+        }
         (folder / "server").write_text(SERVER.format(**facts))
         (folder / "client").write_text(CLIENT.format(**facts))
         (folder / "login").write_text(LOGIN.format(**facts))
@@ -97,9 +110,11 @@ class Machine:
             yield self
         finally:
             for left in [*self.sessions(), *self.carrying()]:
-                left.kill()
+                with suppress(psutil.NoSuchProcess):
+                    left.kill()
             process.terminate()
             process.wait()
+            self._mute.close()
 
     def remote(self, **given: Any) -> Remote:
         options = ["-F", str(self.folder / "client")]
@@ -109,6 +124,10 @@ class Machine:
         """The server's processes for connections, and those that these have started in their own sessions."""
         assert self._server is not None
         return self._server.children(recursive=True)
+
+    def connections(self) -> list[psutil.Process]:
+        """The server's own processes for connections, without what these have started."""
+        return [process for process in self.sessions() if process.name().startswith("sshd")]
 
     def carrying(self) -> list[psutil.Process]:
         """The processes of runs, which nobody's end ends."""

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +15,16 @@ import psutil
 import pytest
 
 from praison_agent_rl.errors import ConfigError, TrainingFailed
-from praison_agent_rl.planning import draft_from_config, write_run
 from praison_agent_rl.remote.connection import Unreachable
 from praison_agent_rl.remote.running import run_there, stop_there
 from praison_agent_rl.runs import RunFolder
 from praison_agent_rl.stages import stages_of
-from praison_agent_rl.training.launch import launch_stages
 from tests.remote.machine import SSHD, Machine
+from tests.remote.tiny_runs import ENVIRONMENT, SECRET, notes, once, planned, results, steps
 
 if SSHD is None or shutil.which("ssh") is None:
     pytest.skip("there is no sshd or no ssh; apt-get install openssh-server openssh-client", allow_module_level=True)
 
-ENVIRONMENT = ["OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_TOKEN"]
-SECRET = "hf_a_secret_of_the_tests"
-REWARDS = """
-    import os, time
-    from pathlib import Path
-
-    import letters
-
-    def lower(completions, **_):
-        with open(os.path.join(os.environ.get("HOME", "."), "seen.txt"), "a") as file:
-            file.write(f"{os.getcwd()} {__file__} {letters.__file__}\\n")
-        if Path("broken").exists():
-            raise ValueError("it is broken")
-        if Path("slow").exists():
-            time.sleep(3)
-        return [letters.share(text) for text in completions]
-"""
-LETTERS = """
-    def share(text):
-        return sum(c.islower() for c in text) / max(len(text), 1)
-"""
 FOLLOWING = """
     import json, sys
     from pathlib import Path
@@ -60,82 +37,6 @@ FOLLOWING = """
     remote = Remote(**json.loads(sys.argv[2]))
     run_there(run, remote, stages_of(run), lambda event: print(json.dumps(event), flush=True))
 """
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """The other machine."""
-    with Machine(tmp_path_factory.mktemp("gpubox")).serving() as serving:
-        yield serving
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, with a reward module that imports another one; one thread, so that equal runs are equal."""
-    for name, text in (("scoring.py", REWARDS), ("letters.py", LETTERS)):
-        (tmp_path / name).write_text(textwrap.dedent(text))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_TOKEN", SECRET)
-    yield tmp_path
-    for name in ("scoring", "letters"):
-        sys.modules.pop(name, None)
-
-
-def planned(project: Path, model: Path, name: str, **settings: Any) -> RunFolder:
-    config = {
-        "model_name": str(model), "dataset": [{"prompt": f"Say something about {n}."} for n in range(28)],
-        "reward_funcs": ["scoring:lower"], "max_steps": 4, "per_device_train_batch_size": 16, "num_generations": 8,
-        "max_completion_length": 8, "learning_rate": 1e-2, "held_out": 8, "save_steps": 1, "reward_cache": False,
-        **settings,
-    }  # fmt: skip
-    return write_run(draft_from_config(config), project / name)
-
-
-@pytest.fixture(scope="module")
-def at_home(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the same run makes in a child process of this one."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("at_home")
-        for name, text in (("scoring.py", REWARDS), ("letters.py", LETTERS)):
-            (folder / name).write_text(textwrap.dedent(text))
-        patch.chdir(folder)
-        patch.setenv("HOME", str(folder))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        run = planned(folder, tiny_model, "run")
-        launch_stages(run, stages_of(run), lambda event: None)
-    for name in ("scoring", "letters"):
-        sys.modules.pop(name, None)
-    return results(run)
-
-
-def results(run: RunFolder) -> dict[str, Any]:
-    """Weights and answers of a run, as they are."""
-    names = ["adapter/adapter_model.safetensors", "model/model.safetensors", "answers_base.jsonl", "answers_new.jsonl"]
-    found: dict[str, Any] = {name: (run.root / name).read_bytes() for name in names}
-    return {**found, "comparison": json.loads(run.comparison_file.read_text()), "verdict": run.verdict_file.read_text()}
-
-
-def steps(events: list[dict[str, Any]]) -> list[int]:
-    return [event["step"] for event in events if event["event"] == "step"]
-
-
-def notes(events: list[dict[str, Any]]) -> str:
-    return "\n".join(event["text"] for event in events if event["event"] == "note")
-
-
-def once(do: Callable[[], Any], *, at: int) -> Callable[[dict[str, Any]], None]:
-    """Does something at a step, the first time that it is told."""
-    done: list[int] = []
-
-    def on_event(event: dict[str, Any]) -> None:
-        if event["event"] == "step" and event["step"] == at and not done:
-            done.append(at)
-            do()
-
-    return on_event
 
 
 def test_a_run_there_makes_what_it_makes_here_and_uses_nothing_of_here(
@@ -225,7 +126,7 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint_there(
         run_there(run, remote, stages_of(run), once(lambda: stopped.append(stop_there(run)), at=1))
     [folder] = machine.runs()
     (folder / "project" / "slow").unlink()
-    assert stopped == [True] and run.log.exists()
+    assert stopped == [True] and run.log.exists() and list(run.checkpoints.glob("checkpoint-*"))
     events: list[dict[str, Any]] = []
     run_there(run, machine.remote(env=ENVIRONMENT), stages_of(run), events.append, resume=True)
     assert "going on from checkpoint" in notes(events), "not from the start"
@@ -240,10 +141,10 @@ def _with_remote(remote: Any) -> str:
 def test_an_error_there_is_told_as_one_here_and_put_right_from_here(
     project: Path, machine: Machine, tiny_model: Path
 ) -> None:
-    run, remote = planned(project, tiny_model, "run"), machine.remote(env=ENVIRONMENT, bring=["broken"])
-    (project / "broken").touch()
+    run, remote = planned(project, tiny_model, "run"), machine.remote(env=ENVIRONMENT)
+    broken = once(lambda: (machine.runs()[0] / "project" / "broken").touch(), at=1)
     with pytest.raises(TrainingFailed) as failed:
-        run_there(run, remote, stages_of(run), lambda event: None)
+        run_there(run, remote, stages_of(run), broken)
     said = str(failed.value)
     assert said.startswith("on gpubox: ") and "it is broken" in said
     assert str(run.log) in said and f"--resume {run.root}" in said and f"--resume {machine.home}" not in said
@@ -271,6 +172,7 @@ def test_a_reward_module_that_cannot_be_imported_there_is_told_before_anything_s
         ("stranger", "Host key verification failed.*confirm its key"),
         ("keyless", "Permission denied.*ssh-copy-id"),
         ("silent", "Connection refused.*remote.port"),
+        ("hanging", "timed out.*firewall"),
         ("no-such-machine.invalid", "Could not resolve hostname.*spelling"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from praison_agent_rl import backends
+from praison_agent_rl import backends, launchers
 from praison_agent_rl.backends import check_backend, choose_backend, open_backend
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ConfigError, MissingExtra, ModelError
@@ -63,7 +63,8 @@ def test_auto_is_transformers_where_unsloth_is_not_installed(without_unsloth):
         ({"method": "reward"}, "no reward model is trained"),
         ({"modules_to_save": ["model.norm", "q_proj"]}, "norms only, and not q_proj"),
         ({"fast_inference": True, "lora_bias": "all"}, "takes neither modules_to_save nor lora_bias"),
-        ({"launch": {"nproc": 2, "sharding": "fsdp2"}}, "nothing is shared out between processes"),
+        ({"launch": {"nproc": 2, "sharding": "fsdp2"}}, "one process trains, and nothing is shared out"),
+        ({"launch": 2}, "one process trains"),
     ],
 )
 def test_auto_leaves_to_transformers_what_unsloth_does_not_do(with_unsloth, changes, why):
@@ -71,6 +72,16 @@ def test_auto_leaves_to_transformers_what_unsloth_does_not_do(with_unsloth, chan
     assert name == "transformers" and why in reason
     with pytest.raises(ConfigError, match=why):
         check_backend(config_of(backend="unsloth", **changes), "cuda")
+
+
+@pytest.mark.parametrize("launch", [2, {"nproc": 2, "sharding": "fsdp2"}, {"sharding": "zero2"}])
+def test_unsloth_in_several_processes_is_refused_in_one_line(with_unsloth, monkeypatch, launch):
+    monkeypatch.setattr(launchers, "_needs_deepspeed", lambda launch: False)
+    config = config_of(backend="unsloth", launch=launch)
+    with pytest.raises(ConfigError) as said:
+        check_backend(config, "cuda")
+    assert len(str(said.value).splitlines()) == 1
+    launchers.check_launch(config, device="cuda")  # has nothing to add
 
 
 def test_what_is_asked_for_is_taken(with_unsloth):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import threading
 import typing
 from pathlib import Path
 
@@ -259,6 +260,57 @@ def test_a_wrong_value_is_one_plain_line(key, value, said):
 def test_values_that_cannot_stand_together_are_one_line(keywords, said):
     (line,) = problems(**keywords)
     assert said in line
+
+
+SECONDS = [name for name, field in TrainConfig.model_fields.items() if str(field.description).startswith("Seconds")]
+
+
+@pytest.mark.parametrize("name", SECONDS)
+def test_what_somebody_waits_for_is_no_longer_than_a_thread_can_wait(name):
+    assert {"reward_timeout", "rollout_timeout"} <= set(SECONDS)
+    for longer in (1e12, 1_000_001, "1e300"):
+        (line,) = problems(**{name: longer})
+        assert line.startswith(f"{name} is") and line.endswith("must be less than or equal to 1000000")
+    (line,) = problems(**{name: float("inf")})
+    assert f"{name} is inf, but must be a finite number" in line
+    assert getattr(load(**{name: 1e6}), name) == 1e6 < threading.TIMEOUT_MAX
+
+
+OF_AGENT = {
+    "rollout_agent": "mine:helper",
+    "tools_for_training": {"book": "mine:pretend"},
+    "run_tools": True,
+    "train_agents": ["helper"],
+    "credit": "last",
+    "credit_discount": 0.5,
+    "rollouts_at_once": 2,
+}
+OF_TOOLS = {"tools": ["mine:size_of"], "environment": "mine:Game", "max_tool_calling_iterations": 3}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "idle"),
+    [
+        ("direct", {**OF_TOOLS, **OF_AGENT, "rollout_timeout": 5.0}),
+        ("tools", OF_AGENT),
+        ("agent", OF_TOOLS),
+    ],
+)
+def test_each_key_that_a_rollout_has_no_use_for_is_said(rollout, idle):
+    given = {**OF_TOOLS, **OF_AGENT, "rollout_timeout": 5.0, "rollout": rollout}
+    config = load(**given)
+    assert sorted(config.notes) == sorted(f"`{key}` does nothing with `rollout: {rollout}`." for key in idle)
+    assert load(rollout=rollout, **{key: given[key] for key in given.keys() - idle.keys() - {"rollout"}}).notes == ()
+
+
+def test_keys_of_a_rollout_are_said_to_do_nothing_where_it_is_known_and_not_before():
+    assert load(**OF_AGENT, rollout_timeout=5.0).notes == ()  # it depends on the agent
+    (note,) = load(max_tool_calling_iterations=3).notes
+    assert note == "`max_tool_calling_iterations` does nothing without `tools` or `environment`."
+    assert load(tools="mine:size_of", credit="last").notes == ("`credit` does nothing with `rollout: tools`.",)
+    assert load(rollout="direct", rollout_agent="mine:helper", warm_start=3).notes == ()
+    again = load(**{**load(rollout="direct").resolved(), "model_name": None})
+    assert again.rollout == "direct" and again.notes == ()
 
 
 def test_a_file_with_three_different_faults_lists_all_three(tmp_path):

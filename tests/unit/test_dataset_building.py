@@ -156,6 +156,18 @@ def test_the_fingerprint_is_that_of_the_rows_as_they_are_read(tmp_path):
     assert len(rows_of(dataset)) == 4
 
 
+def test_a_correction_that_says_nothing_is_no_answer_to_learn_and_takes_no_real_one_away(tmp_path):
+    given = [
+        run("r1", "one", feedback=[*rated("r1", correction="uno"), *rated("r1", correction=" <|im_end|>")]),
+        run("r2", "two", feedback=rated("r2", correction="   ", score=0.5)),
+    ]
+    dataset = built(tmp_path, given, BuildOptions(near_duplicates=None, columns=("answer", "rating")))
+    assert {row["prompt"][-1]["content"]: (row.get("answer"), row.get("rating")) for row in rows_of(dataset)} == {
+        "one": ("uno", None),
+        "two": (None, 0.5),
+    }
+
+
 def call_of(id, arguments):
     return {"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}}
 

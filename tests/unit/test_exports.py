@@ -88,6 +88,7 @@ def test_a_run_without_a_verdict_is_neither_let_through_nor_refused(home: Path, 
     run = finished_run(in_tmp / "run", weights_in(in_tmp / "base"), agent=None)
     run.verdict_file.unlink()
     run.comparison_file.unlink()
+    run.held_out_rows.write_text("")
     weights_in(run.merged)
     found = find_subject(run.root, home)
     assert found.passed is None and found.comparison is None
@@ -511,21 +512,55 @@ def test_what_did_not_pass_is_not_published_and_the_command_is_said(home: Path, 
     assert not (in_tmp / "out dir").exists()
 
 
+def failing_for(*kinds: str):
+    """An export that makes a folder, or a commit, of all but some kinds."""
+
+    def export_of(subject, to, *, out=None, **given):
+        if to in kinds:
+            raise ModelError(f"the {to} is away")
+        place = "https://hub.test/me/bot/commit/1" if to == "hub" else out or "exported"
+        if to != "hub":
+            Path(place).mkdir()
+        return Export(kind=to, subject="x", place=place, files=[], checks={}, use=[], notes=[])
+
+    return export_of
+
+
+def test_a_run_that_is_gone_on_with_publishes_nothing_twice(home: Path, in_tmp: Path, monkeypatch) -> None:
+    run = finished_run(in_tmp / "run", weights_in(in_tmp / "base"), agent=None)
+    keys = {"merged_save_dir": "out", "huggingface_save": True, "hf_model_name": "me/bot", "ollama_save": True}
+    said: list[str] = []
+
+    def published(**more) -> list[str]:
+        said.clear()
+        return [made.kind for made in publish_as_configured(run, config_of(**keys, **more), said.append)]
+
+    monkeypatch.setattr(from_config, "export", failing_for("ollama"))
+    assert published() == ["hf", "hub"]
+    monkeypatch.setattr(from_config, "export", failing_for())
+    out, address, made = str(in_tmp / "out"), "https://hub.test/me/bot/commit/1", str(in_tmp / "exported")
+    assert published() == ["ollama"] and said == [f"the run is finished and published already: {out}, {address}"]
+    shutil.rmtree(run.merged)  # it may be gone by now
+    monkeypatch.chdir(home)
+    assert published() == [] and said == [f"the run is finished and published already: {out}, {address}, {made}"]
+    (in_tmp / "out").rmdir()
+    weights_in(run.merged)
+    monkeypatch.chdir(in_tmp)
+    assert published(huggingface_save_gguf=True) == ["hf", "hub"] and (in_tmp / "out").is_dir()
+    (run.root / "published.json").write_text("{")
+    assert published() == [] and len(said) == 1 and said[0].startswith("nothing was published: ")
+
+
 def test_publishing_that_fails_does_not_fail_the_run(home: Path, in_tmp: Path, monkeypatch) -> None:
     run = finished_run(in_tmp / "run", weights_in(in_tmp / "base"), agent=None)
     said: list[str] = []
 
-    def failing(subject, to, **given):
-        if to == "hub":
-            raise ModelError("the hub is away")
-        return f"made {to} in {given['out']}"
-
-    monkeypatch.setattr(from_config, "export", failing)
+    monkeypatch.setattr(from_config, "export", failing_for("hub"))
     config = config_of(
         merged_save_dir="out", huggingface_save=True, huggingface_save_gguf=True, hf_model_name="me/bot",
         hf_private=False, save_method="lora", commit_message="new one", tags=["a"],
     )  # fmt: skip
-    assert publish_as_configured(run, config, said.append) == ["made hf in out"]
+    assert [made.place for made in publish_as_configured(run, config, said.append)] == ["out"]
     again = f"do it again by: praison-agent-rl export {run.root} --to hub --repo me/bot"
     assert said == [
         f"publishing failed (hub): the hub is away\n  {again} --form lora --message 'new one' --tag a --public",

@@ -11,6 +11,7 @@ from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import AgentError, ConfigError
 from praison_agent_rl.hosting import hosting_of, named_agent
 from praison_agent_rl.improvement import resume_run
+from praison_agent_rl.problems import Problems
 from tests.finished_runs import finished_run, weights_in
 
 pytestmark = pytest.mark.usefixtures("agents_around")
@@ -34,6 +35,18 @@ def an_agent(name: str = "Front", model: str = "m1", **options: Any) -> Agent:
 
 def config(**keys: Any) -> TrainConfig:
     return TrainConfig(rollout="agent", **keys)
+
+
+def test_one_problem_stays_of_its_kind_however_often_it_is_found_and_several_are_told_once_each() -> None:
+    problems, first = Problems(), AgentError("no agent")
+    problems.raise_all()
+    problems.found += [first, AgentError("no agent")]
+    with pytest.raises(AgentError) as told:
+        problems.raise_all()
+    assert told.value is first
+    problems.found += [ConfigError("no key"), AgentError("no agent")]
+    with pytest.raises(ConfigError, match=r"^no agent\nno key$"):
+        problems.raise_all()
 
 
 def test_an_agent_on_another_model_cannot_be_trained_and_that_is_said_beforehand() -> None:

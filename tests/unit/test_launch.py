@@ -50,7 +50,7 @@ def test_what_is_said_comes_back_from_the_plan_of_a_run():
     assert "launch" not in loaded().resolved()
 
 
-@pytest.mark.parametrize("given", [{"nproc": 0}, {"nprocs": 2}, {"sharding": "zero9"}, "many"])
+@pytest.mark.parametrize("given", [{"nproc": 0}, {"nprocs": 2}, {"sharding": "zero9"}, "many", 0, -1, 2.5, [2], True])
 def test_what_it_cannot_be_is_told_by_its_name(given):
     with pytest.raises(ConfigError, match="launch"):
         loaded(launch=given)
@@ -99,7 +99,6 @@ def test_what_is_sound_passes(in_tmp):
             "`accelerate launch` starts one process and says nothing",
         ),
         ({"launch": {"nproc": 2}, "rollout": "agent"}, "cpu", "rollout: agent needs one process"),
-        ({"launch": 2, "backend": "unsloth"}, "cuda", "backend unsloth trains in one process"),
         ({"launch": 2, "sampler": "vllm"}, "cuda", "needs a server that runs already"),
         ({"launch": 2}, "cuda:1", "PRAISON_AGENT_RL_DEVICE is 'cuda:1', but several processes take a GPU each"),
         (
@@ -147,6 +146,47 @@ def test_all_that_is_wrong_of_several_machines_is_said_at_once(monkeypatch):
     assert line == "launch.node_rank is 4, but must be 0 to 3 (nodes is 4)"
 
 
+@pytest.mark.parametrize(
+    "where", ["10.0.0.5", ":29500", "10.0.0.5:0", "10.0.0.5:65536", "10.0.0.5:-1", "tcp://10.0.0.5:29500"]
+)
+def test_machines_meet_at_a_host_and_a_port_that_there_are(where):
+    several = {"nproc": 2, "nodes": 2, "node_rank": 0, "rendezvous": where}
+    (line,) = problems(loaded(launch=several, output_dir="runs/one"))
+    assert line == f"launch.rendezvous is {where!r}; give host:port of machine 0, such as 10.0.0.5:29500"
+
+
+def test_so_they_do_where_the_environment_says_it(monkeypatch):
+    several = {"nproc": 2, "nodes": 2, "node_rank": 0}
+    (line,) = problems(loaded(launch=several, output_dir="runs/one"))
+    assert "launch.rendezvous is missing, and MASTER_ADDR is not set" in line
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.5")
+    check_launch(loaded(launch=several, output_dir="runs/one"), device="cpu")
+    monkeypatch.setenv("MASTER_PORT", "99999")
+    (line,) = problems(loaded(launch=several, output_dir="runs/one"))
+    assert "launch.rendezvous is '10.0.0.5:99999'" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--nproc-per-node", "4"], "has '--nproc-per-node', which nproc says; give launch.nproc instead"),
+        (["--nproc_per_node=4"], "which nproc says"),
+        (["--nnodes", "1:4"], "which nodes says"),
+        (["--node-rank=1"], "which node_rank says"),
+        (["--master_port", "1"], "which rendezvous says"),
+        (["--num_processes", "4"], "which nproc says"),
+        (["--config_file", "x"], "which accelerate_config says"),
+        (["--nproc", "4"], "which nproc says"),  # argparse takes beginnings of names
+        (["--max-restarts", "3"], "processes that are started again would begin anew"),
+    ],
+)
+def test_options_do_not_go_before_the_keys_in_silence(options, said):
+    (line,) = problems(loaded(launch={"nproc": 2, "options": options}))
+    assert said in line
+    sound = ["--shutdown-timeout", "600", "--mixed_precision", "no", "--log-dir", "max-restarts", "--role", "x"]
+    check_launch(loaded(launch={"nproc": 2, "options": sound}), device="cpu")
+
+
 def test_rewards_without_a_name_cannot_be_found_by_other_processes():
     (line,) = problems(loaded(launch=2), nameable=False)
     assert "cannot find a reward that is a lambda" in line
@@ -157,6 +197,9 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
     (line,) = problems(loaded(launch=4), "cuda")
     assert line == "launch.nproc is 4, but this machine shows 2 GPUs; lower it to 2"
     check_launch(loaded(launch=2), device="cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,-1,1")  # CUDA reads no further
+    (line,) = problems(loaded(launch=2), "cuda")
+    assert "shows 1 GPUs" in line
 
 
 @pytest.mark.parametrize(
@@ -206,9 +249,26 @@ def test_where_weights_are_loaded_and_whether_they_are_split(given, split, devic
     assert launchers.loading_device(config, "cuda") == device
 
 
-def test_a_file_says_the_same_of_weights(in_tmp):
-    stage3 = accelerate_file(in_tmp, distributed_type="DEEPSPEED", deepspeed_config={"zero_stage": 3})
-    assert launchers.splits_weights(Launch(nproc=2, accelerate_config=stage3))
+@pytest.mark.parametrize(
+    ("values", "sharding"),
+    [
+        ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}, "zero3"),
+        ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": "2"}}, "zero2"),
+        ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "ds.json"}}, "zero3"),
+        ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "gone.json"}}, None),
+        ({"distributed_type": "DEEPSPEED", "deepspeed_config": "ds.json"}, None),
+        ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": "2"}}, "fsdp2"),
+        ({"distributed_type": "FSDP", "fsdp_config": ["2"]}, "fsdp2"),
+        ({"distributed_type": ["FSDP"]}, None),
+        ({}, None),
+    ],
+)
+def test_a_file_says_what_is_shared_out_as_the_key_does(in_tmp, values, sharding):
+    (in_tmp / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    config = loaded(launch={"nproc": 2, "accelerate_config": accelerate_file(in_tmp, **values)})
+    assert launchers.sharding_of(config.launch) == sharding
+    assert launchers.splits_weights(config.launch) == (sharding in ("zero3", "fsdp2"))
+    assert launchers.loading_device(config, "cuda") == ("cpu" if sharding == "fsdp2" else "cuda")
     assert not launchers.splits_weights(None) and launchers.loading_device(loaded(), "cuda") == "cuda"
 
 
@@ -221,7 +281,7 @@ def test_on_one_machine_torchrun_takes_a_free_port_of_its_own():
     command = launch_command(Launch(nproc=3, options=["--monitor-interval", "1"]), WORKER)
     assert command.launcher == "torchrun"
     assert command.arguments == [
-        "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "3", "--max-restarts", "0",
+        "--standalone", "--nnodes", "1", "--local-addr", "127.0.0.1", "--nproc-per-node", "3", "--max-restarts", "0",
         "--monitor-interval", "1", "-m", "praison_agent_rl.child", *WORKER,
     ]  # fmt: skip
 

@@ -75,7 +75,7 @@ def test_only_training_is_done_by_several_processes_and_the_end_is_told_once(tmp
     assert words[-5:] == ["praison_agent_rl.child", "launcher", "praison_agent_rl.stages", root, "train"]
     assert told == ["stage", "done"]
     said = [event for _, event in run.events() if event["event"] == "launch"]
-    assert [(event["processes"], event["resume"]) for event in said] == [(2, False)]
+    assert [event["processes"] for event in said] == [2]
     assert all(env["KEY"] == "x" for _, _, env in children.started)
 
 
@@ -226,10 +226,21 @@ def joined(run: RunFolder, monkeypatch: pytest.MonkeyPatch, code: int = 0) -> li
     return words[0] if words else []
 
 
-def test_a_machine_starts_when_machine_0_begins_to_train_as_that_does(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "before",
+    [
+        [],
+        [{"event": "failed", "kind": "TrainingFailed", "message": "of an earlier attempt"}],
+        # of an attempt that was killed and began from the start: this machine may come before machine 0 goes on with it
+        [{"event": "launch", "processes": 2}, {"event": "stage", "stage": "train"}],
+    ],
+    ids=["fresh", "failed before", "killed before"],
+)
+def test_a_machine_starts_when_machine_0_trains_and_goes_on_from_where_that_does(tmp_path, monkeypatch, before):
     run = planned(tmp_path / "run", launch={**TWO.model_dump(exclude_none=True)}, output_dir="x")
-    run.report_event("failed", kind="TrainingFailed", message="of an earlier attempt")
-    told_later(run, monkeypatch, DONE, {"event": "launch", "processes": 2, "resume": True})
+    for event in before:
+        run.report_event(**event)
+    told_later(run, monkeypatch, DONE, {"event": "launch", "processes": 2})
     words = joined(run, monkeypatch)
     assert words[0] == "praison_agent_rl.training.processes" and words[-2:] == ["train", "--resume"]
     assert words[words.index("--node-rank") + 1] == "1"
@@ -250,7 +261,7 @@ def test_a_machine_leaves_a_run_alone_that_is_trained(tmp_path, monkeypatch):
 
 def test_a_machine_whose_processes_fail_says_so(tmp_path, monkeypatch):
     run = planned(tmp_path / "run", launch=2)
-    run.report_event("launch", processes=2, resume=False)
+    run.report_event("launch", processes=2)
     with pytest.raises(TrainingFailed, match="ended with code 1; its last lines:\nlast words of this machine"):
         joined(run, monkeypatch, code=1)
 

@@ -58,6 +58,23 @@ def test_the_disk_holds_the_merged_model_twice_and_one_checkpoint_more_than_are_
     assert (in_words(2**30), in_words(2**30 - 1), in_words(0)) == ("1.0 GiB", "1024 MiB", "0 MiB")
 
 
+def test_a_run_in_few_bits_needs_memory_for_the_whole_model_that_is_measured():
+    """Of Qwen2.5-7B 7,615,616,512 weights, 1,089,994,752 of them in embedding and head, which stay in 16 bits."""
+
+    def memory(held_out: int, **keys: object) -> int:
+        given = {"max_steps": 1, "per_device_train_batch_size": 1, "num_generations": 2, "max_completion_length": 16}
+        config = TrainConfig.load({**given, **keys}, need_model=False, need_data=False)
+        found = estimate_run(config, "Qwen/Qwen2.5-7B", train=100, held_out=held_out, device="cuda").memory_bytes
+        return (found or 0) - 2**31
+
+    for bits, layers in ((4, 6_525_621_760 / 2 * 1.03), (8, 6_525_621_760)):
+        quantised = {f"load_in_{bits}bit": True}
+        assert 0 < memory(0, **quantised) - layers - 2 * 1_089_994_752 < 500_000_000  # what trains beside the weights
+        assert memory(10, **quantised) == 2 * 7_615_616_512
+        assert memory(10, dtype="float32", **quantised) == 4 * 7_615_616_512
+    assert memory(10) == memory(0) > 2 * 7_615_616_512  # trained in as many bits as it is measured in
+
+
 @pytest.mark.parametrize("text", [None, "a: [1", b"\xff\xfe\x00", "- a\n"])
 def test_of_a_file_that_cannot_be_read_only_that_is_said(tmp_path: Path, text):
     path = tmp_path / "config.yaml"

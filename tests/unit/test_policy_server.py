@@ -14,10 +14,11 @@ import pytest
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import ConfigError, MissingExtra, ServerFailed
 from praison_agent_rl.planning import draft_from_config
+from praison_agent_rl.ranks import Follower
 from praison_agent_rl.records import Plan
 from praison_agent_rl.rollouts import Sampling
 from praison_agent_rl.runs import RunFolder, now, write_record
-from praison_agent_rl.training.policy_server import API_KEY, policy_server
+from praison_agent_rl.training.policy_server import API_KEY, check_servers, policy_server
 from praison_agent_rl.vllm_servers.rollouts import VllmSampler
 from praison_agent_rl.vllm_servers.serving import EXECUTABLE
 from tests.vllm_stand_in import KEY, Command, StandIn, ended, serving
@@ -39,13 +40,17 @@ def loaded(**keys: Any) -> TrainConfig:
         ({"use_vllm": True}, "fast_inference samples with vLLM in the process that trains"),
         (
             {"vllm_server_base_url": LOCAL, "vllm_server_options": ["--dtype", "half"]},
-            f"vllm_server_options are for a server that is started here, and {LOCAL} runs already; keep one of them",
+            "vllm_server_options are for a server that is started here, and vllm_server_base_url names what runs",
         ),
         ({"vllm_server_base_url": "127.0.0.1:8000"}, "is '127.0.0.1:8000', which is no address; give it as http://"),
         ({"vllm_server_base_url": "http://[::1"}, "is 'http://[::1', which is no address"),
         ({"vllm_server_base_url": "http://host:port"}, "is 'http://host:port', which is no address"),
         ({"vllm_server_base_url": "http:///v1"}, "is 'http:///v1', which is no address"),
         ({"vllm_server_base_url": "http://ho st:1"}, "is 'http://ho st:1', which is no address"),
+        ({"vllm_server_base_url": [LOCAL, "h:1"]}, "vllm_server_base_url[1] is 'h:1', which is no address"),
+        ({"vllm_server_base_url": f"{LOCAL},{LOCAL}/v1"}, "names the same server as vllm_server_base_url[0]"),
+        ({"vllm_server_base_url": []}, "vllm_server_base_url is an empty list; name a server"),
+        ({"vllm_server_base_url": [LOCAL, "http://h:1"], "vllm_mode": "server"}, "vllm_mode: server) takes one"),
         ({"vllm_server_sees": "/mnt/run"}, "give its vllm_server_base_url too, or remove it"),
         ({"generation_kwargs": {"typical_p": 0.9}}, "a vLLM server is not told them"),
         ({"max_lora_rank": 8, "lora_r": 16}, "max_lora_rank 8 is below lora_r 16"),
@@ -67,6 +72,7 @@ def test_what_cannot_be_asked_of_a_server_is_one_line(keys, said):
     "keys",
     [
         {"vllm_server_base_url": LOCAL, "vllm_server_sees": "/mnt/run/policies"},
+        {"vllm_server_base_url": [LOCAL, "http://10.0.0.2:8000/v1"]},
         {"vllm_server_options": ["--dtype", "half"]},
         {"use_rslora": True, "top_p": 0.9, "repetition_penalty": 1.1},
     ],
@@ -85,6 +91,18 @@ def test_the_keys_of_a_server_are_said_to_be_idle_without_one():
     assert both.notes == tuple(f"`{name}` does nothing without `sampler: vllm`." for name in idle)
     trl = loaded(use_vllm=True, vllm_mode="server", vllm_server_base_url=LOCAL)
     assert not [note for note in trl.notes if "does nothing" in note]
+
+
+def test_trl_is_told_of_its_own_server_only_and_of_one():
+    ours = loaded(sampler="vllm", vllm_server_base_url=[LOCAL, "http://h:1"])
+    assert "vllm_server_base_url" not in ours.grpo_arguments(device="cpu")
+    trls = {"use_vllm": True, "vllm_mode": "server"}
+    assert loaded(**trls, vllm_server_base_url=[LOCAL]).grpo_arguments(device="cuda")["vllm_server_base_url"] == LOCAL
+    with pytest.raises(ConfigError, match="names 2 servers, and TRL's own way to a vLLM server"):
+        loaded(**trls, vllm_server_base_url=f"{LOCAL}, http://h:1")
+    with pytest.raises(ConfigError, match="give host and port alone") as caught:
+        loaded(**trls, vllm_server_base_url="http://me:s3cret@h:1", vllm_server_options=["--x"])
+    assert "s3cret" not in str(caught.value)
 
 
 def test_room_for_adapters_and_memory_are_of_use_to_a_server_and_idle_without():
@@ -218,6 +236,23 @@ def test_an_address_where_no_server_is_is_said(in_tmp):
         raise AssertionError("it began")
 
 
+def test_all_servers_are_asked_before_anything_is_measured_and_all_that_is_wanting_is_said(in_tmp, stand_in):
+    served, url = stand_in
+    run, config = planned(in_tmp / "run", vllm_server_base_url=[url, "http://127.0.0.1:9"])
+    served.lora = False
+    with pytest.raises(ConfigError) as caught:
+        check_servers(run, config, "owner/base")
+    first, second = str(caught.value).splitlines()
+    assert url in first and "--enable-lora" in first and "http://127.0.0.1:9/v1" in second and "refused" in second
+    served.lora, served.max_rank = True, 8
+    run, config = planned(in_tmp / "other", vllm_server_base_url=url, lora_r=16)
+    with pytest.raises(ServerFailed, match="has rank 16: start the server with --max-lora-rank 16"):
+        check_servers(run, config, "owner/base")
+    served.max_rank = 16
+    check_servers(run, config, "owner/base")
+    assert served.asked == [] and served.adapters == {} and notes(run) == []
+
+
 @pytest.mark.parametrize("url", ["http://me:s3cret@h:1", "http://h:1/v1?key=s3cret", "http://s3cret@[::1]:8000"])
 def test_a_secret_in_an_address_is_refused_before_it_is_kept_and_is_not_shown(url):
     with pytest.raises(ConfigError, match="give host and port alone") as caught:
@@ -311,6 +346,30 @@ def test_a_server_that_was_started_ends_with_any_error(in_tmp, monkeypatch):
     with pytest.raises(KeyboardInterrupt), policy_server(run, config, "base"):
         raise KeyboardInterrupt
     assert ended(command.told()[0]["pid"])
+
+
+def test_two_processes_begin_with_different_servers_of_which_the_first_tells(in_tmp, stand_in, monkeypatch, caplog):
+    served, url = stand_in
+    other = StandIn()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with serving(other) as server:
+        run, config = planned(in_tmp / "run", vllm_server_base_url=[url, server.url])
+        with policy_server(run, config, "owner/base") as first:
+            assert first is not None
+            assert notes(run) == [f"completions are drawn by the vLLM servers {url[7:]}, {server.url[7:]}"]
+            name = first.offer(0, save)
+            monkeypatch.setenv("RANK", "1")
+            with policy_server(Follower(run.root), config, "owner/base") as second:
+                assert second is not None
+                second.take(0, name)
+                plain = Sampling(max_tokens=4, ends=(9,))
+                for sampler in (first, second):
+                    assert sampler.sample([[5, 6]], plain).ids == [[7, 9]]
+                assert len(served.completions()) == len(other.completions()) == 1
+                other.adapters.clear()
+                assert second.sample([[5, 6]], plain).ids == [[7, 9]] and len(served.completions()) == 2
+                assert "It is left out until it is back" in caplog.text and len(notes(run)) == 1
+    assert not served.adapters and len(served.checked) == len(other.checked) == 1  # by the first process
 
 
 def test_a_relative_folder_gives_its_own_name_to_the_policies(in_tmp, stand_in, monkeypatch):

@@ -16,6 +16,7 @@ from praison_agent_rl.errors import ConfigError, DataError
 from praison_agent_rl.transcripts import read_runs
 from praison_agent_rl.transcripts.run_ids import RunId, find_run
 from tests.fakes import FakeServer, build_agent
+from tests.unit.test_recorded_calls import BLANK
 
 ANN, BOB, EVE = "ann@mail.example", "bob@mail.example", "eve@mail.example"
 
@@ -90,6 +91,7 @@ def test_a_run_that_is_in_no_file_of_the_store_is_refused(agent):
         {"run": "", "score": 1},
         {"label": 5},
         {"correction": {"a": 1}},
+        *({"correction": blank, "score": 1} for blank in BLANK),
         {"score": "1"},
         {"score": 10**400},
         {"score": 10**5000},
@@ -103,6 +105,7 @@ def test_what_cannot_be_said_is_refused(said, agent):
         agent.chat("hello")
     with pytest.raises(DataError):
         rl.feedback(**{"run": agent.last_run, **said})
+    assert [run.feedback for run in read_runs("kept")] == [[]]
     with pytest.raises(ConfigError, match="is no redactor"):
         rl.feedback(agent.last_run, score=1, redact=5)
 

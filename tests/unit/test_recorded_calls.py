@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import pytest
+
 from praison_agent_rl.recorded_calls import MOST_CALLS, good_calls
 from praison_agent_rl.records import Call, Feedback, Run
+from praison_agent_rl.transcripts.corrections import blank_corrections
 
 QUESTION = {"role": "user", "content": "2+3?"}
 ASKS = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": {"name": "add"}}]}
@@ -55,6 +58,20 @@ def test_a_correction_counts_beside_scores_and_more_than_the_score_of_its_run() 
     assert ids(run("a"), run("b", rated(1.0)), run("c", rated(correction="5"))) == ["b-0", "b-1", "c-1"]
     assert ids(run("a", rated(1.0)), run("b", rated(0.0, correction="5"))) == ["a-0", "a-1", "b-1"]
     assert ids(run("a"), run("b", rated(correction="5"))) == ["a-0", "a-1", "b-1"]  # nothing is scored
+
+
+BLANK = ["", "   ", "\u200b\n", "<|im_end|>", " <|eot_id|>\n", "</s></s>", "<end_of_turn>", "<｜end▁of▁sentence｜>"]
+"""What says nothing, however many characters it has."""
+
+
+@pytest.mark.parametrize("blank", BLANK, ids=ascii)
+def test_a_correction_that_says_nothing_corrects_nothing(blank: str) -> None:
+    """Stores of before hold some: `feedback` refuses them now."""
+    said = rated(correction=blank)
+    runs = [run("a", said), run("b", rated(correction="It is 5."), said), run("c", rated(0.0), said)]
+    assert [one.reply for one in good_calls(runs[:1])] == [ASKS, says("Five.")]
+    assert [(one.id, one.reply) for one in good_calls(runs)] == [("b-1", says("It is 5."))]  # c was rated, a was not
+    assert blank_corrections(runs) == 3
 
 
 def test_a_correction_of_a_run_that_ended_on_a_call_of_a_tool_is_left_out() -> None:

@@ -3,31 +3,45 @@
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from pydantic import ValidationError
+from safetensors.numpy import save_file
 
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.config_fields.remote import Remote
 from praison_agent_rl.errors import ConfigError, RewardError, TrainingFailed
 from praison_agent_rl.records import Plan, PlannedReward
-from praison_agent_rl.remote import following, starting, there
+from praison_agent_rl.remote import checkpoints, connection, following, starting, there, visiting
+from praison_agent_rl.remote.checks import Load
 from praison_agent_rl.remote.connection import Link, Unreachable
 from praison_agent_rl.remote.flags import remote_of_flags
+from praison_agent_rl.remote.luggage import project_of
 from praison_agent_rl.remote.project import check_size, files_brought, files_of_modules
-from praison_agent_rl.remote.running import remote_of, run_there, stop_there
+from praison_agent_rl.remote.running import move_run, remote_of, run_there, stop_there
 from praison_agent_rl.remote.there import hash_file, lacking, pack, unpack
+from praison_agent_rl.remote.visiting import in_words_of, visit
 from praison_agent_rl.runs import RunFolder, write_record
+from praison_agent_rl.training.checkpoints import (
+    Made,
+    fault_of,
+    newest_whole_checkpoint,
+    publish_checkpoint,
+    settings_of,
+)
 from tests.finished_runs import weights_in
 from tests.ssh_stand_in import Machine, on_path
 
@@ -169,11 +183,39 @@ def test_variables_go_along_and_stand_on_no_command_line_and_on_no_disk(
     assert not [path for path in run.root.rglob("*") if path.is_file() and b"hf_very_secret" in path.read_bytes()]
 
 
-def test_what_a_login_says_of_its_own_does_no_harm(here: Path, machine: Machine) -> None:
-    (machine.home / "greeting").write_text("Welcome to gpubox!\n{}\n")
+@pytest.mark.parametrize("greeting", ["Welcome to gpubox!\n{}\n", "no end of a line"])
+def test_what_a_login_says_of_its_own_does_no_harm(here: Path, machine: Machine, greeting: str) -> None:
+    (machine.home / "greeting").write_text(greeting)
+    (machine.home / "farewell").write_text("Come back!\n")
+    machine.tell(events=[])  # of a stream of events all is taken for one
     run = planned(here)
-    assert steps(carried_out(run, machine)) == [1, 2, 3]
+    carried_out(run, machine)
     assert (run.root / "comparison.json").read_text() == "{}"
+
+
+def test_names_may_have_blanks_quotes_and_letters_of_any_kind(here: Path, machine: Machine) -> None:
+    strange = "wörter 'und' \"zeichen\" $x"
+    (here / strange).mkdir()
+    (here / strange / f"{strange}.txt").write_text("one")
+    machine.tell(events=[*STEPS, {"fail": "RewardError"}])
+    run = planned(here / strange)
+    with pytest.raises(RewardError) as failed:
+        carried_out(run, machine, workdir=f"~/{strange}", bring=[f"{strange}/{strange}.txt"])
+    root = shlex.quote(str(run.root))
+    assert str(failed.value).endswith(f"the whole log is {run.log}; to go on from it: --resume {root}")
+    [folder] = (machine.home / strange / "runs").iterdir()
+    assert (folder / "project" / strange / f"{strange}.txt").read_text() == "one"
+    machine.tell(events=[])
+    carried_out(run, machine, workdir=f"~/{strange}", bring=[f"{strange}/{strange}.txt"])
+    assert (run.root / "comparison.json").exists()
+
+
+def test_the_clock_there_is_that_of_all_events(here: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = visiting.look_there
+    monkeypatch.setattr(visiting, "look_there", lambda *given, **named: {**look(*given, **named), "time": "2001"})
+    run = planned(here)
+    carried_out(run, machine)
+    assert next(event["time"] for _, event in run.events()) == "2001"
 
 
 # --- lost and found -------------------------------------------------------------------------------------------------
@@ -324,6 +366,161 @@ def test_no_other_run_is_stopped(here: Path, machine: Machine) -> None:
         stop_there(planned(here))
 
 
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def saved(folder: Path, step: int) -> Path:
+    """A whole checkpoint of an empty configuration, as a run leaves it."""
+    made = folder / ".part" / f"checkpoint-{step}"
+    made.mkdir(parents=True)
+    save_file({"lora_A": np.full(8, step, dtype=np.float32)}, made / "adapter_model.safetensors")
+    with zipfile.ZipFile(made / "optimizer.pt", "w") as file:
+        file.writestr("data.pkl", f"moments of {step}")
+    (made / "trainer_state.json").write_text(json.dumps({"global_step": step, "max_steps": 100}))
+    return publish_checkpoint(made, folder, Made(settings_of({}), {"torch": "9.9"}, 1))
+
+
+def kept(machine: Machine, *saved_steps: int) -> list[dict[str, Any]]:
+    """Events of a run there that saves these checkpoints."""
+    for step in saved_steps:
+        saved(machine.home / "checkpoints", step)
+    return [{"save": f"checkpoints/checkpoint-{step}"} for step in saved_steps]
+
+
+def whole_here(run: RunFolder) -> Path | None:
+    return newest_whole_checkpoint(run.checkpoints, settings=settings_of(run.plan.config))
+
+
+@pytest.mark.parametrize("end", [{"die": True}, {"fail": "TrainingFailed"}, {"wait": "never"}], ids=str)
+def test_the_newest_checkpoint_of_a_run_that_did_not_end_well_comes_home(
+    here: Path, machine: Machine, end: dict[str, Any]
+) -> None:
+    (machine.home / "best" / "step-1").mkdir(parents=True)
+    (machine.home / "best" / "step-1" / "watched.json").write_text("{}")
+    machine.tell(events=[*kept(machine, 2), {"save": "best"}, STEPS[0], end])
+    run = planned(here)
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and "wait" in end:
+            assert stop_there(run)
+
+    with pytest.raises(TrainingFailed, match=rf"checkpoint-2 is here too; .*--resume {run.root} --set remote=null"):
+        run_there(run, machine.remote(), STAGES, stop)
+    home = whole_here(run)
+    assert home == run.checkpoints / "checkpoint-2" and (run.best / "step-1" / "watched.json").exists()
+    there_now = machine.runs()[0] / "run" / "checkpoints" / "checkpoint-2"
+    for name in ("adapter_model.safetensors", "optimizer.pt", "trainer_state.json"):
+        assert (home / name).read_bytes() == (there_now / name).read_bytes(), "and it stays there"
+    assert not (run.root / ".arriving" / "checkpoints" / "checkpoint-2").exists()
+
+
+def test_a_run_that_nobody_follows_is_stopped_and_its_checkpoint_and_events_brought_home(
+    here: Path, machine: Machine
+) -> None:
+    machine.tell(events=[*kept(machine, 4), STEPS[0], {"wait": "go"}, STEPS[1], {"wait": "never"}])
+    run, said = planned(here), list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        run_there(run, machine.remote(), STAGES, _interrupt_at_a_step)
+    (machine.home / "go").touch()
+    wait_for(lambda: '"step": 2' in (machine.runs()[0] / "run" / "events.jsonl").read_text())
+    assert stop_there(run, said.append) is True
+    assert whole_here(run) == run.checkpoints / "checkpoint-4" and "--set remote=null" in said[-1]
+    assert [event["step"] for event in run.steps()] == [1, 2], "a run that goes on reads what was seen before"
+    assert run.log.exists()
+    calls = len(machine.calls)
+    assert stop_there(run, said.append) is False
+    assert sum(" give" in call for call in machine.calls[calls:]) == 1, "of the log; the checkpoint is here already"
+
+
+def test_what_is_not_as_it_was_there_is_no_checkpoint_and_hides_no_error(here: Path, machine: Machine) -> None:
+    machine.tell(events=[*kept(machine, 2), {"fail": "RewardError"}])
+    machine.tell(untrue={"checkpoints/checkpoint-2/optimizer.pt": "0" * 64})
+    run, events = planned(here), list[dict[str, Any]]()
+    with pytest.raises(RewardError, match="bad"):
+        run_there(run, machine.remote(), STAGES, events.append)
+    assert whole_here(run) is None and not list(run.root.glob("checkpoints/*"))
+    assert "optimizer.pt' is not what its checksum says" in notes(events) and "kept there" in notes(events)
+    (machine.home / "untrue.json").unlink()
+    assert stop_there(run) is False and whole_here(run) == run.checkpoints / "checkpoint-2"
+
+
+def test_what_an_earlier_arrival_left_is_no_part_of_a_checkpoint(here: Path, machine: Machine) -> None:
+    machine.tell(events=[*kept(machine, 2), {"die": True}])
+    run = planned(here)
+    left = run.root / ".arriving" / "checkpoints" / "checkpoint-2"
+    left.mkdir(parents=True)
+    (left / ".optimizer.pt.0a1b2c3d.part").write_text("half")
+    (left / "optimizer.pt").write_text("of another checkpoint")
+    with pytest.raises(TrainingFailed):
+        carried_out(run, machine)
+    home = whole_here(run)
+    assert home is not None and not [path for path in home.iterdir() if path.name.endswith(".part")]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["checkpoints/../../x/y"], ["/etc/passwd"], ["plan.json"], ["checkpoints/checkpoint-1/a", "adapter/x"],
+     ["checkpoints/checkpoint-1/a", "checkpoints/checkpoint-2/checkpoint.json"], ["checkpoints/checkpoint-1/a"]],
+    ids=str,
+)  # fmt: skip
+def test_names_that_are_not_of_one_whole_checkpoint_are_refused(
+    here: Path, machine: Machine, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Link, "ask", lambda *given, **named: dict.fromkeys(names, "0" * 64))
+    place = following.Place(host="gpubox", folder="/nowhere", script="there.py")
+    with pytest.raises(ValueError, match="is no file of a checkpoint"):
+        checkpoints.bring_checkpoint(Link(machine.remote()), place, planned(here))
+
+
+def test_a_run_begun_anew_there_gets_the_checkpoint_that_is_here(here: Path, machine: Machine) -> None:
+    template = here.parent / "own.jinja"  # outside of the project, so that its name there is another one
+    template.write_text("{{ messages }}")
+    machine.tell(events=[*kept(machine, 2), STEPS[0], {"die": True}])
+    run = planned(here, config={"chat_template": str(template)})
+    for measured in (run.answers("base"), run.root / "mine.txt"):
+        measured.write_text("{}\n")
+    with pytest.raises(TrainingFailed):
+        carried_out(run, machine)
+    shutil.rmtree(machine.workdir / "runs")
+    machine.tell(events=[{"die": True}])
+    with pytest.raises(TrainingFailed):
+        run_there(run, machine.remote(), STAGES, lambda event: None, resume=True)
+    [folder] = machine.runs()
+    told, sent = machine.seen["plan"]["config"], folder / "run" / "checkpoints" / "checkpoint-2"
+    assert told["chat_template"] == "own.jinja" and settings_of(told) != settings_of(run.plan.config)
+    assert fault_of(sent, settings=settings_of(told)) is None and machine.seen["words"] == [*STAGES, "--resume"]
+    assert not (folder / "run" / run.answers("base").name).exists(), "both sides are measured on one machine"
+    assert (folder / "run" / "mine.txt").exists()
+
+
+def test_a_run_moves_home_with_its_checkpoint_and_leaves_nothing_there(here: Path, machine: Machine) -> None:
+    machine.tell(events=[*kept(machine, 2), STEPS[0], {"wait": "never"}])
+    run = planned(here)
+    with pytest.raises(KeyboardInterrupt):
+        run_there(run, machine.remote(), STAGES, _interrupt_at_a_step)
+    with pytest.raises(ConfigError, match=rf"goes on on gpubox; stop it first: .*--stop {run.root}"):
+        move_run(run, None)
+    assert remote_of(run) is not None, "nothing has changed"
+    stop_there(run)
+    shutil.rmtree(run.checkpoints)
+    move_run(run, None)
+    assert remote_of(run) is None and whole_here(run) == run.checkpoints / "checkpoint-2"
+    assert machine.runs() == [] and not (run.root / "remote.json").exists()
+    assert "torch" in run.plan.libraries and run.plan.libraries["torch"] != "9.9"
+    move_run(run, {"host": "otherbox", "gpus": 2})
+    found = remote_of(run)
+    assert found is not None and (found.host, found.gpus) == ("otherbox", 2)
+
+
+def test_a_run_that_is_done_there_is_not_moved(here: Path, machine: Machine) -> None:
+    run = planned(here)
+    with pytest.raises(KeyboardInterrupt):
+        run_there(run, machine.remote(), STAGES, _interrupt_at_a_step)
+    wait_for(lambda: (machine.runs()[0] / "result.json").exists())
+    with pytest.raises(ConfigError, match=rf"is done on gpubox: .*--resume {run.root}"):
+        move_run(run, None)
+
+
 # --- coming home ----------------------------------------------------------------------------------------------------
 
 
@@ -402,6 +599,67 @@ def test_rewards_that_cannot_be_found_there_are_told_before_weights_go(here: Pat
     assert not (run.root / "remote.json").exists()
 
 
+# --- a look beforehand ----------------------------------------------------------------------------------------------
+
+
+def load_of(run: RunFolder) -> Load:
+    return Load(run.plan, train=1, held_out=1)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """All that lies there, but for what the stand-in itself notes of calls."""
+    found = [path for path in folder.rglob("*") if path.name not in ("calls.txt", "config.json")]
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in found}
+
+
+def test_a_look_beforehand_tells_what_is_there_and_leaves_nothing(here: Path, machine: Machine) -> None:
+    run, before = planned(here), tree(machine.home)
+    remote = machine.remote(workdir="~/deep/er/runs")
+    visited = visit(remote, load_of(run))
+    found = in_words_of(visited, remote)
+    assert tree(machine.home) == before
+    assert visited.device == "cuda" and "torch 9.9" in found["python there"]
+    assert "MiB of weights would be sent" in found["model there"]
+    assert found["goes along"] == "rewards.py, scales.py" and "deep/er/runs" in found["disk there"]
+    assert not (run.root / "remote.json").exists()
+
+
+def test_a_look_beforehand_tells_of_weights_that_are_there(here: Path, machine: Machine) -> None:
+    carried_out(planned(here), machine)
+    (here / "again").mkdir()
+    visited = visit(machine.remote(), load_of(planned(here / "again")))
+    assert visited.sent == 0 and "there already" in in_words_of(visited, machine.remote())["model there"]
+
+
+def test_a_look_beforehand_asks_there_for_models_of_the_hub(here: Path, machine: Machine) -> None:
+    judge = reward("owner/judge", "judge")
+    visit(machine.remote(), load_of(planned(here, base="owner/model", rewards=[reward(), judge])))
+    assert json.loads((machine.home / "config.json").read_text())["hub"] == ["owner/model", "owner/judge"]
+
+
+def test_a_look_beforehand_says_all_that_is_wrong_here_and_there_at_once(here: Path, machine: Machine) -> None:
+    machine.tell(lacks=["training needs trl", "the hub has no model 'owner/model' for you"])
+    remote = machine.remote(workdir="/proc/nowhere", gpus=99, bring=["nothing.csv"])
+    with pytest.raises(ConfigError) as refused:
+        visit(remote, load_of(planned(here, base="owner/model")))
+    said = str(refused.value)
+    wanted = ["nothing.csv", "/proc/nowhere", "remote.gpus is 99", "training needs trl", "the hub has no model"]
+    assert [word for word in wanted if word not in said] == []
+
+
+def test_what_goes_there_and_what_lies_there_count_as_room(
+    here: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = planned(here)
+    look, needed = visiting.look_there, load_of(run).cost({"device": "cuda", "gpus": []}).disk_bytes
+    free = {"free": needed, "held": 0}
+    monkeypatch.setattr(visiting, "look_there", lambda *given, **named: {**look(*given, **named), **free})
+    with pytest.raises(ConfigError, match=r"of it for weights that go there"):
+        visit(machine.remote(), load_of(run))
+    free["held"] = 2**20
+    assert visit(machine.remote(), load_of(run)).sent > 0
+
+
 # --- what keeps a run from it ---------------------------------------------------------------------------------------
 
 
@@ -476,10 +734,68 @@ def test_a_machine_that_cannot_be_reached_is_told_with_what_to_do(
     assert said in str(failed.value) and advice in str(failed.value) and "warning" not in str(failed.value)
 
 
+def test_a_login_that_hangs_is_told(here: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_LONGEST_SILENCE", 0.3)
+    (machine.home / "hangs").touch()
+    with pytest.raises(Unreachable, match=r"let us in and started no Python.*\.bashrc"):
+        carried_out(planned(here), machine)
+
+
+@pytest.mark.parametrize("program", ["head -n 1 >&2; exit 1", 'echo "$*" >&2; exit 1', 'exec /bin/sh "$@"'])
+def test_a_python_that_shows_its_program_shows_no_variable(
+    here: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
+    strange = machine.home / "strange"
+    strange.write_text(f"#!/bin/sh\n{program}\n")
+    strange.chmod(0o700)
+    with pytest.raises(ConfigError, match=r"remote\.python") as failed:
+        carried_out(planned(here), machine, python=str(strange), env=["HF_TOKEN"])
+    assert "hf_very_secret" not in str(failed.value)
+
+
+def test_a_start_whose_answer_was_lost_starts_nothing_twice(
+    here: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, lost = following.asked, list[str]()
+
+    def losing(link: Link, place: following.Place, verb: str, **request: Any) -> Any:
+        said = ask(link, place, verb, **request)
+        if verb == "start" and not lost:
+            wait_for(lambda: (Path(place.folder) / "result.json").exists())
+            lost.append(verb)
+            raise Unreachable("lost")
+        return said
+
+    monkeypatch.setattr(starting, "asked", losing)
+    assert steps(carried_out(planned(here), machine)) == [1, 2, 3]
+    assert lost == ["start"] and len(machine.begun) == 1
+
+
+def test_a_run_is_found_where_the_package_has_moved_there(here: Path, machine: Machine) -> None:
+    run = planned(here)
+    with pytest.raises(KeyboardInterrupt):
+        run_there(run, machine.remote(), STAGES, _interrupt_at_a_step)
+    record = json.loads((run.root / "remote.json").read_text())
+    (run.root / "remote.json").write_text(json.dumps({**record, "script": "/old/python3.9/there.py"}))
+    carried_out(run, machine)
+    assert (run.root / "comparison.json").exists() and len(machine.begun) == 1
+
+
+def test_a_fault_there_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    request = json.dumps({"folder": str(tmp_path / "file" / "inside"), "sums": {"a": hash_file(tmp_path / "file")}})
+    sent = request.encode() + b"\n" + parcel({"a": tmp_path / "file"}).getvalue()
+    words = [sys.executable, str(Path(there.__file__)), "receive"]
+    done = subprocess.run(words, input=sent, capture_output=True)
+    assert done.returncode == 1 and done.stderr.startswith(b"NotADirectoryError: ") and done.stderr.count(b"\n") == 1
+
+
 def test_ssh_is_told_to_ask_nobody_and_to_let_the_users_options_win(machine: Machine) -> None:
     remote = machine.remote(port=2222, identity="~/.ssh/id", options=["-o", "ConnectTimeout=99"])
     words = Link(remote)._words
     assert words[:4] == ["ssh", "-T", "-o", "BatchMode=yes"] and words[-2:] == ["--", "gpubox"]
+    assert "RemoteCommand=none" in words, "an alias may have a command for people"
     assert words.index("ConnectTimeout=99") < words.index("ConnectTimeout=15"), "ssh takes the first"
     assert words[words.index("-p") + 1] == "2222" and words[words.index("-i") + 1] == "~/.ssh/id"
 
@@ -567,6 +883,31 @@ def test_what_is_brought_keeps_its_place(here: Path, tmp_path: Path) -> None:
         files_brought(".")
 
 
+def test_links_go_as_what_they_lead_to_under_their_own_names(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "shared" / "inner").mkdir(parents=True)
+    for name in ("rewards_v2.py", "inner/deep.py", "data_v3.csv"):
+        (tmp_path / "shared" / name).write_text("")
+    (here / "linked.py").symlink_to(tmp_path / "shared" / "rewards_v2.py")
+    (here / "kit").symlink_to(tmp_path / "shared")
+    (tmp_path / "shared" / "inner" / "up").symlink_to(tmp_path / "shared")
+    (tmp_path / "shared" / "gone").symlink_to("nowhere")
+    (here / "data.csv").symlink_to(tmp_path / "shared" / "data_v3.csv")
+    os.mkfifo(tmp_path / "shared" / "pipe")
+    found = files_of_modules(["linked", "kit"])
+    assert sorted(found) == ["kit/data_v3.csv", "kit/inner/deep.py", "kit/rewards_v2.py", "linked.py"]
+    assert files_brought("data.csv")[0] == "data.csv" and files_brought("kit/inner")[0] == "kit/inner"
+
+
+def test_two_files_of_one_name_are_told(here: Path, tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "words.txt").write_text(folder)
+    run = planned(here)
+    remote = Remote(host="gpubox", bring=[str(tmp_path / folder / "words.txt") for folder in ("one", "two")])
+    with pytest.raises(ConfigError, match=r"would both be 'words\.txt'"):
+        project_of(run.plan, remote)
+
+
 def test_a_package_full_of_data_is_not_sent_unasked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("praison_agent_rl.remote.project._MOST_BYTES", 10)
     with pytest.raises(ConfigError, match=r"most of it in 'rewards\.py'"):
@@ -591,6 +932,23 @@ def test_a_parcel_is_unpacked_as_it_was_packed(tmp_path: Path) -> None:
     assert lacking(out, sums) == [] and not (out / "deep" / "er").is_symlink()
     (out / "one").write_bytes(b"y")
     assert lacking(out, sums) == ["one"]
+
+
+def test_one_file_may_arrive_twice_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(os.urandom(5_000_000))
+    files = {"a": tmp_path / "a"}
+    sums, content = {"a": hash_file(tmp_path / "a")}, parcel(files).getvalue()
+
+    class Slow(io.BytesIO):
+        """Another process brings the same file while this one has half of it."""
+
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() > 2_500_000 and not (tmp_path / "out" / "a").exists():
+                unpack(io.BytesIO(content), tmp_path / "out", sums)
+            return super().read(size)
+
+    unpack(Slow(content), tmp_path / "out", sums)
+    assert lacking(tmp_path / "out", sums) == [] and [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
 
 
 def test_a_parcel_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
@@ -625,7 +983,7 @@ def test_the_script_there_needs_nothing_but_the_standard_library(tmp_path: Path)
     words = [sys.executable, "-I", "-S", str(script), "status"]
     request = json.dumps({"folder": str(tmp_path)}).encode() + b"\n"
     done = subprocess.run(words, input=request, capture_output=True, check=True)
-    assert done.stdout == there.MARK + b'{"state": "gone"}'
+    assert done.stdout == there.MARK + b'{"state": "gone"}\n'
 
 
 def test_a_run_there_has_a_session_of_its_own(here: Path, machine: Machine) -> None:

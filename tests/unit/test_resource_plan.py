@@ -14,7 +14,7 @@ from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.control_groups import memory_limit
 from praison_agent_rl.errors import ConfigError
 from praison_agent_rl.estimate import estimate_run, in_words
-from praison_agent_rl.resource_plan import formulas
+from praison_agent_rl.resource_plan import formulas, shapes
 from praison_agent_rl.resource_plan.demands import (
     UTILISATION,
     Machines,
@@ -133,6 +133,38 @@ def test_a_folder_s_shape_is_read_and_its_parameters_are_counted(tmp_path):
     assert (find_shape(str(part)).layers, find_shape(str(part)).tied) == (3, True)
 
 
+SIZES = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 20, "vocab_size": 7}
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [0, -1, "many", 2.5, [], [4, "x"], {}])
+def test_a_size_that_is_none_is_told_by_its_name(tmp_path, name, value):
+    path = folder(tmp_path / "m", model_type="llama", **{**SIZES, name: value})
+    with pytest.raises(ConfigError, match=f"config.json has {name} .*, not a whole number from 1 up"):
+        find_shape(str(path))
+    assert estimate_run(config(max_steps=7), str(path), train=9, held_out=0, device="cpu").parameters is None
+
+
+def test_of_layers_with_sizes_of_their_own_the_largest_counts(tmp_path):
+    of_each = {**SIZES, "intermediate_size": [20, 40, 20], "num_key_value_heads": [1, 2, 2], "head_dim": None}
+    found = find_shape(str(folder(tmp_path / "m", model_type="nested", text_config=of_each, vocab_size=7)))
+    assert (found.inner, found.keys) == (40, 4)
+    plain = find_shape(str(folder(tmp_path / "n", model_type="llama", **SIZES, text_config=None)))
+    assert (plain.inner, plain.keys) == (20, 8)
+
+
+def test_the_parameters_of_a_model_in_the_hubs_cache_are_counted_there(tmp_path, monkeypatch):
+    kept = folder(tmp_path / "kept", model_type="llama", **SIZES)
+    monkeypatch.setattr(shapes, "_cached_folder", lambda model: str(kept))
+    assert find_shape("someone/else").parameters == 1500
+    (kept / "model.safetensors.index.json").write_text('{"weight_map": {"a": "another.safetensors"}}')
+    assert (
+        find_shape("someone/else").parameters
+        == find_shape("someone/else").model_copy(update={"counted": None}).parameters
+    )  # of a part of the files nothing is counted
+    assert find_shape("someone/else", 9_000).parameters == 9_000
+
+
 def test_packed_weights_of_a_folder_are_not_counted_one_by_one(tmp_path):
     sizes = {"hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     packed = {"quantization_config": {"load_in_4bit": True}, "intermediate_size": 8, "vocab_size": 10}
@@ -145,7 +177,7 @@ def test_a_number_of_parameters_is_read_as_people_write_it(text):
     assert read_count(text) == {"7": 7, "70": 70, "1.5b": 1_500_000_000, " 500M ": 500_000_000}[text]
 
 
-@pytest.mark.parametrize("text", ["", "B", "7 B", "seven", "-7B", "0B", "7T", "nan"])
+@pytest.mark.parametrize("text", ["", "B", "7 B", "seven", "-7B", "0B", "0.0000000001B", "7T", "nan"])
 def test_what_is_no_number_of_parameters_is_refused(text):
     with pytest.raises(ConfigError, match="is no number of parameters; write for example 7B"):
         read_count(text)
@@ -172,6 +204,10 @@ def test_the_adapter_by_hand():
     assert formulas.adapter_parameters(SMALL, two.model_copy(update={"rank_pattern": {"q_proj": 5}})) == 2 * (40 + 12)
     whole = two.model_copy(update={"modules_to_save": ["lm_head", "score"]})
     assert formulas.adapter_parameters(SMALL, whole) == 56 + 40
+    by_path = two.model_copy(update={"lora_target_modules": ["self_attn.q_proj", "self_attn.v_proj"]})
+    assert formulas.adapter_parameters(SMALL, by_path) == 56
+    of_others = two.model_copy(update={"lora_target_modules": ["query_key_value"]})  # as some models call them
+    assert formulas.adapter_parameters(SMALL, of_others) == 2 * 2 * 64
 
 
 def test_the_adapter_of_a_7b_model_is_the_one_that_peft_prints():
@@ -323,7 +359,10 @@ def test_gradients_cross_the_slowest_link_once_a_step():
     assert step.sent == 4 * 40_370_176 * 2 * 7 / 8 and step.network == pytest.approx(step.sent / 450e9)
     two = step_of(made, SEVEN, on(gpus=8, machines=2), work_of(made, 512))
     assert two.sent == 4 * 40_370_176 * 2 * 15 / 16
-    assert two.network == pytest.approx(4 * 40_370_176 / 12.5e9)  # 2 x 1/2 of them over 100 Gb/s
+    # a ring of 16 has a link between the machines, over which as much goes as over each other one: 100 Gb/s
+    assert two.network == pytest.approx(two.sent / 12.5e9)
+    fast = step_of(made, SEVEN, on("L40S", gpus=8, machines=2, network=400e9 / 8), work_of(made, 512))
+    assert fast.network == pytest.approx(fast.sent / 32e9)  # PCIe is the slower one
     assert step_of(made, SEVEN, on(), work_of(made, 512)).sent == 0
 
 
@@ -353,6 +392,40 @@ def test_the_seconds_of_a_step_by_hand():
     other = step_of(twice, SEVEN, on("A100"), work_of(twice, 512))
     assert other.sampling == pytest.approx(step.sampling / 2)  # each completion serves two updates
     assert other.training == pytest.approx(3 / 2 * step.training)  # and is scored before the first
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scored"),
+    [
+        ({}, False),
+        ({"gradient_accumulation_steps": 4}, False),
+        ({"num_iterations": 2}, True),
+        ({"steps_per_generation": 2}, True),
+        ({"generation_batch_size": 32}, True),
+        ({"steps_per_generation": 2, "gradient_accumulation_steps": 4}, False),  # twice sampled for one update
+    ],
+)
+def test_answers_that_outlive_an_update_are_scored_before_it(sizes, scored):
+    # trl 1.16, _generate_and_score_completions: unless gradient_accumulation_steps is a multiple of generate_every
+    made = config(gradient_checkpointing=False, **sizes)
+    work = work_of(made, 512)
+    forward = formulas.forward_operations(SEVEN, work.sequences * 768, 768)
+    training = step_of(made, SEVEN, on("A100"), work).training
+    assert training == pytest.approx((3 if scored else 2) * forward / (0.25 * 312e12))
+
+
+def test_a_generation_batch_of_all_processes_is_shared_by_them():
+    # 64 completions of 8 processes, each with micro-batches of 8: one generation an update in each
+    made = config(generation_batch_size=64, launch={"nproc": 8})
+    alone = config()
+    assert work_of(made, 512, 8) == work_of(alone, 512)
+    several = plan_run(made, SEVEN, on(gpus=8), prompt_tokens=512, prompts=800)
+    usual = plan_run(config(launch={"nproc": 8}), SEVEN, on(gpus=8), prompt_tokens=512, prompts=800)
+    assert several.own == usual.own and several.work.sampled == 8
+    # a group of 8 for each process: 8 prompts an update
+    assert (several.steps, usual.steps) == (100, 100)
+    assert plan_run(alone, SEVEN, on(gpus=8), prompt_tokens=512, prompts=800).steps == 100
+    assert several.ways[0].machines.processes == 1 and several.ways[0].memory.cache == 8 * several.own.memory.cache
 
 
 def test_vllm_takes_as_long_for_a_token_as_its_memory_gives_the_weights():
@@ -466,10 +539,13 @@ def test_disk_holds_the_model_twice_and_one_checkpoint_more_than_are_kept():
     assert plan_run(config(), SEVEN, on(gpus=2), prompt_tokens=512, prompts=1000).steps == 500
 
 
-def test_the_machines_are_those_of_launch_unless_told_otherwise():
+def test_the_machines_are_those_of_launch_unless_told_otherwise(tmp_path):
     launched = config(launch={"nproc": 4, "nodes": 2, "rendezvous": "a:1", "sharding": "zero2"})
     found = machines_of(launched, GPUS["L4"])
     assert (found.gpus, found.machines, found.sharing, found.processes) == (4, 2, "zero2", 8)
+    (tmp_path / "own.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n")
+    by_file = config(launch={"nproc": 4, "accelerate_config": str(tmp_path / "own.yaml")})
+    assert machines_of(by_file, GPUS["L4"]).sharing == "zero3"
     assert machines_of(launched, GPUS["L4"], gpus=1, machines=1).processes == 1
     assert machines_of(config(), GPUS["L4"]).processes == 1
 
@@ -501,7 +577,7 @@ def test_a_gpu_is_taken_by_its_name_and_an_unknown_one_is_refused():
     [
         ("NVIDIA L40S, 46068", "NVIDIA L40S", 46068 * 2**20),
         ("NVIDIA H100 80GB HBM3, 81559\nNVIDIA L4, 23034", "NVIDIA H100 80GB HBM3", 81559 * 2**20),
-        ("NVIDIA T4, 15360", "H100 80 GB SXM", 80e9),
+        ("NVIDIA A100-SXM4-40GB, 40960", "NVIDIA A100-SXM4-40GB", 40960 * 2**20),
         ("No devices were found", "H100 80 GB SXM", 80e9),
         ("", "H100 80 GB SXM", 80e9),
     ],
@@ -513,6 +589,23 @@ def test_the_gpu_of_this_machine_is_asked_for(says, name, memory, tmp_path, monk
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     found = find_gpu(None)
     assert (found.name, found.memory) == (name, memory)
+    assert found.bandwidth == (1555e9 if "40GB" in name else GPUS["L40S" if "L40S" in name else "H100"].bandwidth)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for nvidia-smi is a shell script")
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA T4", "NVIDIA L40", "NVIDIA GH200 480GB", "NVIDIA H100 PCIe", "NVIDIA A100-PCIE-40GB", "NVIDIA H100 NVL",
+     "NVIDIA GeForce RTX 4090 Laptop GPU"],
+)  # fmt: skip
+def test_a_gpu_of_this_machine_of_which_nothing_is_known_is_not_taken_for_another(name, tmp_path, monkeypatch):
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\necho '{name}, 15360'\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(ConfigError, match=f"the GPU of this machine, '{name}', is not in the table; name one of it"):
+        find_gpu(None)
+    assert find_gpu("L4") is GPUS["L4"]
 
 
 def test_memory_is_no_more_than_the_container_may_take(tmp_path, monkeypatch):
@@ -613,6 +706,18 @@ def test_a_size_and_a_set_key_go_into_the_plan(tmp_path):
         ("model_name: Qwen/Qwen2.5-7B\n", ["--gpu", "T9"], "there is no GPU 'T9'"),
         ("model_name: a/b\n", ["--parameters", "many"], "'many' is no number of parameters"),
         ("model_name: a/b\nlora_rr: 1\n", [], "unknown key 'lora_rr'"),
+        ("model_name: Qwen/Qwen2.5-7B\n", ["--network", "inf"], "--network is inf"),
+        (
+            "model_name: Qwen/Qwen2.5-7B\n",
+            ["--prompt-tokens", "1000000000"],
+            "prompts of 1000000000 tokens would be left out: max_seq_length 2048 with max_completion_length 256 lets "
+            "in 1792; raise max_seq_length (--set)",
+        ),
+        (
+            "model_name: Qwen/Qwen2.5-7B\nmax_prompt_length: 100\n",
+            ["--prompt-tokens", "101"],
+            "lets in 100; raise max_seq_length and max_prompt_length",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_told(tmp_path, text, options, said):

@@ -125,6 +125,28 @@ def test_named_tools_give_what_the_framework_would_tell_and_end_in_time() -> Non
     assert [tool.__name__ for tool in (first, second, third)] == ["add", "hangs", "half"]
 
 
+class Guarded(type):
+    """Makes classes that no other is made of."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
+        if any(isinstance(base, Guarded) for base in bases):
+            raise TypeError("this class is final")
+        return super().__new__(cls, name, bases, body)
+
+
+class Final(Numbers, metaclass=Guarded):
+    """One of them."""
+
+    def reset(self, **row: Any) -> None:
+        """Begin."""
+
+
+def test_an_environment_whose_time_cannot_be_kept_is_refused() -> None:
+    config = TrainConfig.load({"environment": f"{__name__}:Final"}, need_model=False, need_data=False)
+    with pytest.raises(ConfigError, match=r"Final lets no class be made of it, .* TypeError: this class is final$"):
+        environment_of(config)
+
+
 def test_an_environment_is_named_with_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="TRL's form of a tool is transformers' own: needs the extra train")
     found = environment_of(TrainConfig(environment=f"{HERE}:Game", rollout_timeout=0.2))

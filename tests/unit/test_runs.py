@@ -1,15 +1,20 @@
 """The folder of a run survives half a line, and a broken file is named."""
 
 import contextlib
+import errno
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from praison_agent_rl import runs
 from praison_agent_rl.errors import ConfigError
+from praison_agent_rl.locks import AVAILABLE
 from praison_agent_rl.records import Interval, Plan
-from praison_agent_rl.runs import RunFolder, publish_folder, read_record, write_record
+from praison_agent_rl.runs import RunFolder, alone_in, publish_folder, read_record, write_record
 
 
 def test_half_a_line_of_a_killed_process_is_passed_over(tmp_path: Path) -> None:
@@ -92,3 +97,59 @@ def test_a_folder_is_replaced_whole_or_not_at_all_whenever_it_is_killed(tmp_path
         if (home / "out.part").exists():  # the next attempt succeeds
             publish_folder(home / "out.part", home / "out")
         assert files(home / "out") == ["c", "d"] and not (home / "out.part").exists()
+
+
+# --- one at a time ----------------------------------------------------------------------------------------------------
+
+HOLDER = """
+import sys
+from pathlib import Path
+from praison_agent_rl.runs import RunFolder, alone_in
+with alone_in(RunFolder(Path(sys.argv[1]))):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="there are no locks on files on this system")
+def test_a_run_that_another_process_works_on_is_left_to_it_until_that_is_gone_however_it_went(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    search = os.pathsep.join(filter(None, sys.path))
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(run.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": search},
+    )  # fmt: skip
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match=rf"is under way already, by process {holder.pid}, since .* end that"):
+            alone_in(run).__enter__()
+    finally:
+        holder.kill()
+        holder.communicate()
+    with alone_in(run):
+        pass
+    with alone_in(run):  # and not by what is left of the lock itself
+        pass
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
+def test_a_folder_in_which_nothing_can_be_written_is_told(tmp_path, monkeypatch, code: int) -> None:
+    monkeypatch.setattr(runs, "locked", raising(OSError(code, os.strerror(code))))
+    with pytest.raises(ConfigError, match=f"cannot be written: {os.strerror(code)}; make it writable"):
+        alone_in(RunFolder(tmp_path)).__enter__()
+
+
+def test_where_there_are_no_locks_a_run_goes_on_without(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(runs, "locked", raising(OSError(errno.ENOSYS, "Function not implemented")))
+    with alone_in(RunFolder(tmp_path)):
+        reached = True
+    assert reached
+
+
+def raising(error: OSError):
+    @contextlib.contextmanager
+    def locked(*_: object, **__: object):
+        raise error
+        yield
+
+    return locked

@@ -1,14 +1,20 @@
 """What ``praison-agent-rl serve`` is told: the address, the key and the options; and how often a server is started."""
 
+import re
+import resource
+import shlex
 import socket
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+import yaml
 
 import praison_agent_rl as rl
 from praison_agent_rl import registry, server_pool
+from praison_agent_rl.cli import app
 from praison_agent_rl.commands import serve
 from praison_agent_rl.commands.serve import KEY_VARIABLE, ServeOptions, serve_agents
 from praison_agent_rl.errors import ConfigError, ServerFailed, VersionError
@@ -46,12 +52,12 @@ def test_this_machine_alone_needs_no_key_and_hears_no_warning(home, host, monkey
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("key", ["", "two\nlines", "schlüssel"])
+@pytest.mark.parametrize("key", ["", "two\nlines", "schlüssel", " spaced", "spaced ", "\x7f"])
 def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(home, key, monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, key)
     with pytest.raises(ConfigError, match=f"the key in {KEY_VARIABLE}") as told:
         serve_agents(["helper"], ServeOptions(home=home))
-    assert not key or key not in str(told.value)
+    assert not key or key.strip() not in str(told.value)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +66,12 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(home, key, monk
         ({"vllm_options": "--dtype 'half"}, "cannot be read as in a shell"),
         ({"vllm_options": "--dtype half", "backend": "transformers"}, "are for --backend vllm"),
         ({"backend": "ollama"}, "--backend 'ollama' is none; give transformers or vllm"),
+        ({"drain": float("nan")}, "--drain nan is no time; give seconds"),
+        ({"drain": float("inf")}, "--drain inf is no time"),
+        ({"drain": -1.0}, "--drain -1 is no time"),
     ],
 )
-def test_options_of_vllm_are_checked_before_anything_starts(home, options, said):
+def test_options_are_checked_before_anything_starts(home, options, said):
     with pytest.raises(ConfigError, match=said):
         serve_agents(["helper"], ServeOptions(**{"home": home, "backend": "vllm", **options}))
 
@@ -80,8 +89,26 @@ def test_a_port_that_is_taken_and_a_host_that_is_none_are_told(in_tmp):
             listen("127.0.0.1", port)
     with listen("127.0.0.1", port):  # what was only just let go of is free
         pass
-    with pytest.raises(ConfigError, match=r"a port of 192\.0\.2\.7 cannot be had"):
-        listen("192.0.2.7", None)
+    for host in ("192.0.2.7", "no host", "a..b", "ä" * 100, "a" * 300):
+        with pytest.raises(ConfigError, match=f"a port of {host} cannot be had"):
+            listen(host, None)
+    for port in (-1, 65_536, 10**20):
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 cannot be had"):
+            listen("127.0.0.1", port)
+
+
+def test_as_many_files_may_be_open_as_the_system_lets_it_and_never_fewer(monkeypatch):
+    def allowed(soft: int, hard: int) -> tuple[int, int]:
+        limits = [(soft, hard)]
+        monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+        monkeypatch.setattr(resource, "setrlimit", lambda _, given: limits.append(given))
+        serve._allow_all_connections()
+        return limits[-1]
+
+    endless = resource.RLIM_INFINITY
+    assert allowed(1024, 4096) == (4096, 4096) and allowed(1024, endless) == (65_536, endless)
+    assert allowed(1024, 10**9) == (65_536, 10**9) and allowed(100_000, 10**9) == (100_000, 10**9)
+    assert allowed(endless, endless) == (endless, endless) and allowed(4096, 4096) == (4096, 4096)
 
 
 def test_it_says_how_to_ask_and_ends_where_nothing_ever_comes_up(home, monkeypatch, capsys):
@@ -190,3 +217,34 @@ def test_what_two_servers_count_is_described_once_and_told_apart():
 def test_a_free_port_is_taken_where_none_is_named():
     with listen("127.0.0.1", None) as one, listen("127.0.0.1", None) as other:
         assert one.getsockname()[1] != other.getsockname()[1] and one.family == socket.AF_INET
+
+
+# --- the examples ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "file", ["docs/serving.md", "examples/serving/praison-agent-rl.service", "examples/serving/compose.yaml"]
+)
+def test_each_command_of_the_examples_is_one_of_ours_with_options_that_it_has(file):
+    text = (Path(__file__).parents[2] / file).read_text()
+    lines = re.findall(r"praison-agent-rl ([a-z][^`\n#]*)", text)
+    assert lines
+    for line in lines:
+        command: Any = typer.main.get_command(app)
+        words = shlex.split(line)
+        while commands := getattr(command, "commands", None):
+            command = commands[words.pop(0)]
+        given = command.make_context(command.name, words).params  # raises for an option that it does not have
+        assert command.name != "serve" or (given["agents"] == ["helper", "cook"] and given["port"] == 8100), line
+
+
+def test_the_examples_stop_only_after_the_drain():
+    folder = Path(__file__).parents[2] / "examples" / "serving"
+    unit = (folder / "praison-agent-rl.service").read_text()
+    service = yaml.safe_load((folder / "compose.yaml").read_text())["services"]["agents"]
+    for text, patience in (
+        (unit, re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)[0]),
+        (service["command"], service["stop_grace_period"].removesuffix("s")),
+    ):
+        assert int(patience) > float(re.findall(r"--drain (\d+)", text)[0])
+    assert re.findall(r"^KillMode=(.*)$", unit, re.M) == ["mixed"]

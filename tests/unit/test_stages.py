@@ -9,6 +9,7 @@ import pytest
 from safetensors import SafetensorError
 
 from praison_agent_rl import stages
+from praison_agent_rl.backends import Choice
 from praison_agent_rl.errors import ModelError, RewardError, TrainingFailed
 from praison_agent_rl.records import Plan, PlannedReward
 from praison_agent_rl.runs import RunFolder, now, write_record
@@ -121,6 +122,22 @@ def test_what_the_child_reports_is_raised_with_where_the_log_is_if_a_run_failed(
     error = ended(planned(tmp_path / "run", "json:dumps"), monkeypatch, 1, kind=kind, message="it said no")
     assert type(error) is type_ and str(error).startswith("it said no")
     assert ("--resume" in str(error) and "log.txt" in str(error)) == hint
+
+
+@pytest.mark.parametrize("by", ["the child", "this process"])
+def test_the_back_end_is_opened_once_and_before_rewards_are_looked_for(run, monkeypatch, by):
+    done: list[str] = []
+    monkeypatch.setattr(stages, "open_backend", lambda config, device: done.append("open") or Choice("other", "why"))
+    monkeypatch.setattr(stages, "planned_rewards", lambda run: done.append("rewards") or [])
+    monkeypatch.setitem(stages._STAGES, "train", lambda *_: done.append("train"))
+    if by == "the child":
+        monkeypatch.setattr(sys, "argv", ["stages", str(run.root), "train"])
+        main()
+        assert done == ["open", "rewards", "train"]
+    else:
+        run_stages(run, ["train"], [])
+        assert done == ["open", "train"]
+    assert [event["text"] for _, event in run.events() if event["event"] == "note"] == ["back end: other (why)"]
 
 
 def test_rewards_that_lived_in_another_process_are_told_as_such(tmp_path):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from praisonaiagents import Agent
+from praisonaiagents.llm.openai_client import OpenAIClient
 from pydantic import BaseModel
 
 from praison_agent_rl.agent_rollouts.asking import AgentAsker
@@ -134,6 +135,11 @@ def test_a_response_format_of_the_model_itself_is_sent_by_copies_too(server_a: F
     assert endpoint.asked[0].body["response_format"] == form
 
 
+@pytest.mark.parametrize("form", [None, {}, {"type": "text"}])
+def test_a_response_format_that_asks_for_nothing_is_no_structured_output(form: Any, server_a: FakeServer) -> None:
+    check_structured(build_agent("dict", server_a.url), [a_run(response_format=form), a_run()])
+
+
 def test_what_the_framework_puts_behind_a_prompt_is_not_asked_twice() -> None:
     messages = [{"role": "user", "content": f"Where?{WANTED}"}]
     history = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hi."}]
@@ -141,6 +147,29 @@ def test_what_the_framework_puts_behind_a_prompt_is_not_asked_twice() -> None:
     rows = rows_to_ask([{"prompt": messages}, {"prompt": [*history, *twice]}, {"prompt": f"Where?{WANTED}"}]).rows
     assert [row["prompt"] for row in rows] == ["Where?", "Where?", f"Where?{WANTED}"]
     assert rows[1]["history"] == history
+
+
+def texts(*parts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": part} for part in parts]
+
+
+@pytest.mark.parametrize("wanted", range(3), ids=["first part", "second part", "third part"])
+def test_it_is_seen_and_taken_away_behind_any_part_of_a_prompt(wanted: int, server_a: FakeServer) -> None:
+    """The framework puts it behind the first part of text, and writes it into the part that both turns share."""
+    said = ["Where?", " Here", " or there?"]
+    content = texts(*(text + WANTED * (place == wanted) for place, text in enumerate(said)))
+    twice = [{"role": "user", "content": content}] * 2
+    (row,) = rows_to_ask([{"prompt": twice}]).rows
+    assert row == {"prompt": "Where? Here or there?"}
+    call = Call(id="c", time=0.0, messages=twice)
+    with pytest.raises(ConfigError, match="structured output"):
+        check_structured(build_agent("dict", server_a.url), [Run(id="r", agent="helper", time=0.0, calls=[call])])
+
+
+def test_the_framework_puts_it_behind_the_first_part_of_a_prompt() -> None:
+    client = OpenAIClient(api_key="k", base_url="http://127.0.0.1:9/v1")
+    messages, _ = client.build_messages(texts("Where?", "Here?"), output_pydantic=Place)
+    assert messages[-1] == {"role": "user", "content": texts(f"Where?{WANTED}", "Here?")}
 
 
 # --- what is asked of the policy --------------------------------------------------------------------------------------
@@ -178,7 +207,13 @@ def test_what_is_asked_for_and_not_done_is_said_once() -> None:
 
 
 def test_agents_that_ask_for_nothing_special_are_told_nothing() -> None:
-    asked: Any = Endpoint({}, {"tool_choice": "auto"}, {"tool_choice": "none"})
+    asked: Any = Endpoint(
+        {},
+        {"tool_choice": "auto"},
+        {"tool_choice": "none"},
+        {"response_format": None},
+        {"response_format": {"type": "text"}},
+    )
     told: list[str] = []
     AgentAsker(asked, "solo", 1.0, tell=told.append).ask([{"prompt": "q"}], None, Sampling(8))  # type: ignore[arg-type]
     assert told == []

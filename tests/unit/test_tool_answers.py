@@ -16,10 +16,12 @@ import pytest
 
 from praison_agent_rl.agent_rollouts.copies import RolloutPlace, rollout_copy
 from praison_agent_rl.agent_rollouts.tool_answers import (
+    AwaitedTools,
     NamedTools,
     acting_in_time,
     in_time,
     meant,
+    telling,
     told_absent,
     told_result,
 )
@@ -37,6 +39,10 @@ LONG_PAGE = "a page of the web with <external_tool_result> in it, which is long 
 def size_of(thing: str) -> str:
     """How big a thing is."""
     return f"{thing} is big"
+
+
+async def given_later(result: Any) -> Any:
+    return result
 
 
 def told_by_the_framework(server_a: Any, tool: Callable[..., Any], called: str = "") -> str:
@@ -65,16 +71,17 @@ def told_by_the_framework(server_a: Any, tool: Callable[..., Any], called: str =
         ("web_search", LONG_PAGE),
         ("web_search", [LONG_PAGE]),
         ("web_search", "short"),
+        ("look", lambda: given_later("a text")),
     ],
-    ids=["text", "number", "nothing", "list", "error", "object", "set", "page", "pages", "short page"],
+    ids=["text", "number", "nothing", "list", "error", "object", "set", "page", "pages", "short page", "awaitable"],
 )
 def test_a_result_is_told_as_the_framework_tells_it(name: str, result: Any, server_a: Any) -> None:
     def look(thing: str) -> Any:
         """Look."""
-        return result
+        return result() if callable(result) else result
 
     look.__name__ = name
-    assert told_result(name, result) == told_by_the_framework(server_a, look)
+    assert told_result(name, look("sun")) == told_by_the_framework(server_a, look)
 
 
 @pytest.mark.parametrize("called", ["nothing", "size", "size_off"])
@@ -96,11 +103,81 @@ def test_a_name_that_could_be_either_of_two_means_none() -> None:
     assert meant("sizeof", ["size_of", "Size-Of"]) is None and meant("size_of", ["size_of", "Size-Of"]) == "size_of"
 
 
+@pytest.mark.parametrize(
+    "called", ["size_of", "SizeOf", "size-of", "colour_of", "Colour-Of", "COLOUR OF", "nothing", "of"]
+)
+@pytest.mark.parametrize("awaited", [[], ["size_of"], ["colour_of"], ["size_of", "colour_of"], ["SIZE_OF"]])
+def test_a_name_means_the_same_tool_to_trl_whether_it_is_awaited_or_not(called: str, awaited: list[str]) -> None:
+    names = {"size_of", "colour_of", *awaited}
+    sync: dict[str, Any] = NamedTools({name: name for name in names - {*awaited}}, awaited)  # type: ignore[misc]
+    later: dict[str, Any] = AwaitedTools({name: name for name in awaited})  # type: ignore[misc]
+    # as in trl/trainer/grpo_trainer.py, _tool_call_loop
+    found = sync[called] if called in sync else later[called]
+    wanted = meant(called, names)  # by which the comparison goes, and the framework
+    if wanted is None:
+        assert found(any=1) == told_absent(called, names) and sync.absent == 1  # type: ignore[attr-defined]
+    else:
+        assert found == wanted and sync.absent == 0  # type: ignore[attr-defined]
+
+
 def test_tools_that_trl_asks_by_name_answer_for_those_that_are_not_there() -> None:
     tools = NamedTools({"size_of": size_of}, others=["later"])
     assert "size_of" in tools and "nothing" in tools and "later" not in tools
     assert tools["size_of"] is tools["SizeOf"] is size_of and tools.absent == 0
     assert tools["nothing"](any=1) == told_absent("nothing", ["size_of", "later"]) and tools.absent == 1
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise OSError("not even this")
+
+
+def fails(error: BaseException) -> Any:
+    raise error
+
+
+TOLD = {
+    "text": (lambda: "a", "a"),
+    "nothing": (lambda: None, "None"),
+    "list": (lambda: [1, "b"], "[1, 'b']"),
+    "no items": (lambda: [], "[]"),
+    "parts": (lambda: [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+    "picture": (lambda: [{"type": "image", "image": 1}], "[{'type': 'image', 'image': 1}]"),
+    "awaitable": (lambda: given_later([2]), "[2]"),
+}
+FAILED = {
+    "error": (lambda: fails(KeyError("x")), "'x'"),
+    "unspeakable": (lambda: fails(Unspeakable()), "Unspeakable"),
+    "cancelled": (lambda: fails(asyncio.CancelledError()), "Tool was cancelled"),
+    "half an emoji": (
+        lambda: "\ud83d",
+        "'utf-8' codec can't encode character '\\ud83d' in position 0: surrogates not allowed",
+    ),
+    "unspeakable result": (lambda: Unspeakable(), "not even this"),
+}
+
+
+@pytest.mark.parametrize("how", [*TOLD, *FAILED])
+@pytest.mark.parametrize("awaited", [False, True], ids=["plain", "awaited"])
+def test_what_a_tool_gives_is_text_and_each_failure_one_that_trl_goes_on_from(how: str, awaited: bool) -> None:
+    do, wanted = {**TOLD, **FAILED}[how]
+
+    def plain() -> Any:
+        return do()
+
+    async def later() -> Any:
+        found = do()
+        return await found if inspect.isawaitable(found) else found
+
+    tool = telling(in_time(later if awaited else plain, 60))
+    assert inspect.iscoroutinefunction(tool) is awaited and tool.__name__ == ("later" if awaited else "plain")
+    call = (lambda: asyncio.run(tool())) if awaited else tool
+    if how in TOLD:
+        assert call() == wanted
+        return
+    with pytest.raises(RuntimeError) as told:
+        call()
+    assert str(told.value) == wanted
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
@@ -207,7 +284,80 @@ def test_what_is_done_in_an_environment_fails_in_time_and_its_class_looks_the_sa
     assert (limited.__name__, limited.__doc__, limited.__module__) == ("Slower", Slower.__doc__, __name__)
     assert list(methods_that_act(limited)) == list(methods_that_act(Slower)) == ["step", "wait"]
     assert inspect.signature(limited.step) == inspect.signature(Slower.step)
-    assert limited.reset is Slow.reset
+
+
+class Coloured:
+    """A class that wants a word of each class that is made of it."""
+
+    colour: str
+
+    def __init_subclass__(cls, *, colour: str) -> None:
+        cls.colour = colour
+
+
+class Base(Coloured, colour="red"):
+    """What environments have in common."""
+
+    def reset(self, **row: Any) -> str:
+        self.row = row
+        return f" in {self.shade}"
+
+    @property
+    def shade(self) -> str:
+        return f"light {self.colour}"
+
+    def inherited(self, far: int) -> str:
+        """Go far."""
+        return f"{self.shade} {self.row['start'] + far}"
+
+
+class Kinds(Base, colour="blue"):
+    """Methods of every kind."""
+
+    @staticmethod
+    def static(far: int) -> str:
+        """Go far."""
+        return f"static {far}"
+
+    @classmethod
+    def of_class(cls, far: int) -> str:
+        return f"{cls.colour} {far}"
+
+    def own(self, far: int) -> str:
+        """Go far."""
+        return f"{self.of_class(far)} {self.static(far)}"
+
+    async def awaited(self, far: int) -> str:
+        """Go far."""
+        return super().inherited(far)
+
+
+def test_methods_of_every_kind_work_in_an_environment_as_they_do_without_a_time_limit() -> None:
+    limited = acting_in_time(Kinds, 60)
+    plain, acting = Kinds(), limited()
+    assert plain.reset(start=1) == acting.reset(start=1) == " in light blue"
+    names = list(methods_that_act(Kinds))
+    assert names == list(methods_that_act(limited)) == ["awaited", "inherited", "own", "static"]
+    for name in names:
+        one, other = getattr(plain, name), getattr(acting, name)
+        assert inspect.signature(one) == inspect.signature(other) and inspect.getdoc(one) == inspect.getdoc(other)
+        said, same = one(far=2), other(far=2)
+        assert (asyncio.run(said), asyncio.run(same)) == ("light blue 3",) * 2 if name == "awaited" else said == same
+    assert (acting.static(2), acting.own(2), acting.of_class(2)) == ("static 2", "blue 2 static 2", "blue 2")
+    assert (acting.shade, limited.colour) == ("light blue", "blue") and isinstance(acting, Kinds)
+
+
+@pytest.mark.parametrize("seconds", [1e12, 1e300, float("inf")])
+def test_a_time_limit_that_no_thread_can_wait_for_is_none(seconds: float) -> None:
+    async def later(thing: str) -> str:
+        return size_of(thing)
+
+    told = [in_time(size_of, seconds)("sun")]
+    thread = threading.Thread(target=lambda: told.append(in_time(size_of, seconds)("sun")), daemon=True)
+    thread.start()
+    thread.join(60)
+    told.append(asyncio.run(in_time(later, seconds)("sun")))
+    assert told == ["sun is big"] * 3
 
 
 HANGING = """

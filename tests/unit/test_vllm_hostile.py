@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from praison_agent_rl.endpoints import list_models
-from praison_agent_rl.errors import ServerFailed, TrainingFailed
+from praison_agent_rl.errors import ConfigError, ServerFailed, TrainingFailed
 from praison_agent_rl.rollouts import Sampling
 from praison_agent_rl.vllm_servers import adapters as vllm_adapters
 from praison_agent_rl.vllm_servers.calls import Refused, ask
-from praison_agent_rl.vllm_servers.rollouts import ForeignServer, Patience, VllmSampler
+from praison_agent_rl.vllm_servers.rollouts import VllmSampler
+from praison_agent_rl.vllm_servers.sources import ForeignServer, Patience
 from tests.vllm_stand_in import END, StandIn, serving
 
 PLAIN = Sampling(max_tokens=3, ends=(END,))
@@ -161,6 +162,20 @@ def test_a_key_that_no_header_can_carry_is_not_shown(tmp_path, key):
         with pytest.raises(ServerFailed, match="no HTTP header can carry") as caught:
             call()
         assert "s3" not in str(caught.value)
+
+
+def test_a_key_that_a_server_repeats_is_not_told(tmp_path):
+    told: list[str] = []
+    body = b'{"error": {"message": "no such key: s3cret"}, "data": "s3cret"}'
+    with answering(reply(403, body)) as url, answering(reply(200, body)) as other:
+        servers = [ForeignServer(url=each, api_key="s3cret") for each in (url, other)]
+        sampler = VllmSampler(servers, tmp_path, base="owner/base", run_id="r", tell=told.append)
+        assert sampler.offer(0, save)  # the other says yes to anything
+        for call in (lambda: sampler.check(8), lambda: sampler.sample([[1]], PLAIN)):
+            with pytest.raises((ConfigError, ServerFailed)) as failed:
+                call()
+            told.append(str(failed.value))
+    assert "no such key: ***" in told[0] and len(told) == 4 and "s3cret" not in "".join(told)
 
 
 @pytest.mark.parametrize("where", ["save", "make_servable", "mkdir"])

@@ -12,11 +12,12 @@ import pytest
 from praison_agent_rl.errors import ConfigError, ServerFailed
 from praison_agent_rl.rollouts import Sampling
 from praison_agent_rl.serving import LOG
-from praison_agent_rl.vllm_servers import rollouts as vllm_rollouts
+from praison_agent_rl.vllm_servers import sources as vllm_sources
 from praison_agent_rl.vllm_servers.adapters import why_not_servable
 from praison_agent_rl.vllm_servers.calls import Refused
-from praison_agent_rl.vllm_servers.rollouts import ForeignServer, Patience, VllmSampler, start_sampling_server
+from praison_agent_rl.vllm_servers.rollouts import VllmSampler, start_sampling_server
 from praison_agent_rl.vllm_servers.serving import EXECUTABLE
+from praison_agent_rl.vllm_servers.sources import ForeignServer, Patience
 from tests.vllm_stand_in import END, Command, StandIn, ended, serving
 
 PLAIN = Sampling(max_tokens=3, ends=(END,), seed=100)
@@ -197,7 +198,7 @@ def test_an_engine_that_died_behind_its_server_is_told_with_the_end_of_the_log(t
     with VllmSampler(server, tmp_path / "policies", base="base", run_id="run") as sampler:
         sampler.offer(0, lambda folder: saved()(folder) or (folder / "adapter_model.safetensors").write_bytes(b"w"))
         with monkeypatch.context() as patched:
-            patched.setattr(vllm_rollouts, "ask", refuse)
+            patched.setattr(vllm_sources, "ask", refuse)
             with pytest.raises(ServerFailed, match=r"(?s)refused a prompt of 1 tokens: HTTP 500.*illegal memory"):
                 sampler.sample([[1]], PLAIN)
 

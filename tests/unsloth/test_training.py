@@ -17,8 +17,10 @@ from safetensors.torch import load_file
 
 from praison_agent_rl.data import read_rows
 from praison_agent_rl.planning import draft_from_config, write_run
-from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.recorded_calls import write_calls
+from praison_agent_rl.runs import RunFolder, write_record
 from praison_agent_rl.training.launch import launch_stages
+from tests.model.two_processes import good_call
 
 REWARD = "def letters(completions, **_):\n    return [sum(map(str.islower, text)) / 9 for text in completions]\n"
 SETTINGS: dict[str, Any] = {
@@ -91,6 +93,17 @@ def test_a_run_that_was_interrupted_goes_on(tiny_model: Path, here: Path) -> Non
     assert [step["step"] for step in cut.steps()] == [3]
     one, other = (load_file(run.adapter / "adapter_model.safetensors") for run in (whole, cut))
     assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+
+
+def test_a_policy_of_unsloths_takes_a_warm_start(tiny_model: Path, here: Path) -> None:
+    run = write_run(draft_from_config({**SETTINGS, "model_name": str(tiny_model)}), here / "run")
+    plan = run.plan
+    write_record(run.plan_file, plan.model_copy(update={"config": {**plan.config, "warm_start": 3}}))
+    write_calls(run.calls, [good_call(number) for number in range(24)])
+    launch_stages(run, ["train", "merge"], lambda event: None)
+    losses = [event["loss"] for _, event in run.events() if event["event"] == "warm_step"]
+    assert len(losses) == 3 and losses[-1] < losses[0]
+    assert [step["step"] for step in run.steps()] == [1, 2] and len(adapted(run)) == 2 * 7
 
 
 def test_pairs_are_learned_by_unsloth(tiny_model: Path, here: Path) -> None:

@@ -1,18 +1,23 @@
 """A real vLLM samples from the policy: its log-probabilities are our own model's, and names keep policies apart."""
 
+import contextlib
 import os
+import re
 import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
+from praison_agent_rl.errors import ConfigError
 from praison_agent_rl.models import EMBEDDED, find_weights, plain_weights
 from praison_agent_rl.rollouts import Sampling
 from praison_agent_rl.vllm_servers.rollouts import VllmSampler, start_sampling_server
 from praison_agent_rl.vllm_servers.serving import EXECUTABLE, VllmServer
+from praison_agent_rl.vllm_servers.sources import ForeignServer, Patience
 from tests.vllm.policies import adapted
 
 if shutil.which(os.environ.get(EXECUTABLE, "")) is None:
@@ -30,10 +35,20 @@ def base() -> str:
 
 @pytest.fixture(scope="module")
 def server(base: str) -> Iterator[VllmServer]:
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-    server = start_sampling_server(base, rank=8, longest=256, options=["--enforce-eager", "--dtype", "bfloat16"])
-    yield server
-    server.stop()
+    with started(base, gibibytes=2) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def started(base: str, *, gibibytes: int) -> Iterator[VllmServer]:
+    """A server with so much room for keys and values."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", str(gibibytes))
+        server = start_sampling_server(base, rank=8, longest=256, options=["--enforce-eager", "--dtype", "bfloat16"])
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def log_probs_of(policy: Any, prompt: list[int], ids: list[int], temperature: float) -> Any:
@@ -109,3 +124,57 @@ def test_more_prompts_at_once_than_vllm_computes_in_one_go_are_all_completed(ser
     prompts = [[1, *range(1000 + 210 * row, 1200 + 210 * row)] for row in range(48)]  # 9,648 tokens, none in common
     drawn = sampler.sample(prompts, Sampling(max_tokens=4, ends=(2,), seed=5))
     assert len(drawn.ids) == 48 and all(drawn.ids)
+
+
+def test_two_servers_share_a_batch_and_the_one_that_is_left_draws_all_of_it(server, base, tmp_path):
+    told: list[str] = []
+    sampling = Sampling(max_tokens=12, ends=(2,), seed=5)
+    prompts = [[1, 4093, 198, 504 + row // 2] for row in range(8)]
+    policy = adapted(base, seed=0)
+    with started(base, gibibytes=1) as second:
+        two = [ForeignServer(url=each.url, api_key=each.api_key) for each in (server, second)]
+        sampler = VllmSampler(
+            two, tmp_path / "adapters", base=base, run_id="two", patience=Patience(retries=1), tell=told.append
+        )
+        assert sampler.check(256, rank=8) == []
+        with pytest.raises(ConfigError, match=r"(?s)--max-lora-rank 64.*--max-lora-rank 64"):
+            sampler.check(256, rank=64)
+        blind = [ForeignServer(url=each.url, api_key=each.api_key, seen_as="/nowhere") for each in two]
+        with pytest.raises(ConfigError, match=r"(?s)vllm_server_sees.*vllm_server_sees"):
+            VllmSampler(blind, tmp_path / "adapters", base=base, run_id="blind").check(256, rank=8)
+
+        sampler.offer(0, policy.save_pretrained)
+        before = [answered_by(server), answered_by(second)]
+        drawn = sampler.sample(prompts, sampling)
+        shared = [answered_by(server) - before[0], answered_by(second) - before[1]]
+        assert shared == [4, 4] and told == []
+        differing = differences(policy, prompts, drawn)
+        print("two servers", differing)
+        assert all(each < BF16 for each in differing)
+
+        for process in psutil.Process(second.process.pid).children(recursive=True):
+            process.kill()
+        again = sampler.sample(prompts, sampling)
+        assert len(told) == 1 and f"{second.url}" in told[0] and "It is left out until it is back" in told[0]
+        assert answered_by(server) == before[0] + 4 + 8
+        assert all(each < BF16 for each in differences(policy, prompts, again))
+        sampler.offer(1, adapted(base, seed=1).save_pretrained)
+        assert len(sampler.sample(prompts, sampling).ids) == 8
+    sampler.close()
+    assert not list((tmp_path / "adapters").iterdir())
+
+
+def answered_by(server: VllmServer) -> int:
+    """How many completions a server has finished, as it counts itself."""
+    with urllib.request.urlopen(server.url.removesuffix("/v1") + "/metrics") as reply:
+        found = re.findall(r"^vllm:request_success_total\{.*\} ([\d.e+]+)$", reply.read().decode(), re.MULTILINE)
+    return round(sum(map(float, found)))
+
+
+def differences(policy: Any, prompts: list[list[int]], drawn: Any) -> list[float]:
+    """By how many nats a token each completion's log-probabilities are others than those of our own model."""
+    found = []
+    for prompt, ids, given in zip(prompts, drawn.ids, drawn.log_probs, strict=True):
+        ours = log_probs_of(policy, prompt, ids, 1.0).tolist()
+        found.append(sum(abs(a - b) for a, b in zip(ours, given, strict=True)) / len(ids))
+    return found
