@@ -75,7 +75,7 @@ def train(
         typer.Option(
             "--stop",
             metavar="RUN",
-            help="Stop the run in this folder, on another machine; its newest checkpoint comes home.",
+            help="Stop the run in this folder; of one on another machine the newest checkpoint comes home.",
         ),
     ] = None,
     set_: Overrides = None,

@@ -1,11 +1,11 @@
 """Episodes in an environment: whatever its own code does when one begins or is scored costs that episode alone."""
 
 import asyncio
+import copy
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, NamedTuple, cast
 
 from praison_agent_rl.deadlines import TimedOut, within
@@ -63,7 +63,9 @@ class Acting:
         """Begin an episode, and return what the environment adds to the prompt; where it fails, `fault_of` tells."""
         fault, said = None if self._rl_made else self._rl_make(), None
         if fault is None:
-            begin = partial(cast(Any, super()).reset, **row)
+            reset = cast(Any, super()).reset
+            # it may change in place what other episodes are given too
+            begin = lambda: reset(**copy.deepcopy(row))  # noqa: E731 - `_tried` is to catch what copying raises
             said, fault = _tried(f"{self._rl_name}.reset", begin, self._rl_limit)
         told, odd = _observation(f"{self._rl_name}.reset", said)
         self._rl_keep(fault or odd)

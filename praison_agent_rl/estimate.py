@@ -71,7 +71,8 @@ def count_steps(config: TrainConfig, prompts: int) -> int:
     if config.max_steps > 0:
         return config.max_steps
     if config.method != "grpo":  # transformers: an epoch ends with a smaller batch
-        batch = config.per_device_train_batch_size * config.gradient_accumulation_steps
+        processes = config.launch.processes if config.launch else 1
+        batch = config.per_device_train_batch_size * config.gradient_accumulation_steps * processes
         return math.ceil(math.ceil(prompts / batch) * config.num_train_epochs)
     batches = prompts // max(config.prompts_at_once, 1)
     return int(batches * config.num_iterations * config.num_train_epochs)

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,8 +132,14 @@ def list_versions(home: Path, agent: str) -> list[Version]:
         try:
             found.append(_read(folder))
         except ConfigError as error:
-            log.warning("%s is left out: %s", folder.name, error)
+            _warn(folder, str(error))
     return found
+
+
+@lru_cache(maxsize=256)
+def _warn(folder: Path, fault: str) -> None:
+    """Once for each fault: a canary looks every second."""
+    log.warning("%s is left out: %s", folder.name, fault)
 
 
 def read_version(home: Path, agent: str, name: str) -> Version:

@@ -1,6 +1,7 @@
 """What a warm start learns from recorded calls, as tokens; only a tokenizer is needed, and nothing is trained here."""
 
 import contextlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -113,7 +114,18 @@ def _nothing_whole(call: Call, tokenizer: Any) -> str | None:
         return "without a reply"
     if call.partial or call.finish in _CUT:
         return "whose reply was cut"
+    if not all(map(_has_arguments, reply.get("tool_calls") or [])):
+        return "whose arguments for a tool are no JSON object"
     return None if reply.get("tool_calls") or _is_seen(reply.get("content"), tokenizer) else "whose reply says nothing"
+
+
+def _has_arguments(called: Any) -> bool:
+    """Whether a call of a tool can be read: an agent may have been told of its fault, and have asked again."""
+    function = called.get("function") if isinstance(called, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    with contextlib.suppress(ValueError, RecursionError):
+        return isinstance(json.loads(arguments) if isinstance(arguments, str) else arguments, dict)
+    return False
 
 
 def _is_seen(content: Any, tokenizer: Any) -> bool:

@@ -17,6 +17,7 @@ from praison_agent_rl.config_files import read_source
 from praison_agent_rl.errors import ConfigError
 from praison_agent_rl.launchers import launch_of, node_of
 from praison_agent_rl.runs import HOME, RunFolder
+from praison_agent_rl.stop_requests import ask_to_end
 
 console = Console(soft_wrap=True, emoji=False)
 
@@ -105,14 +106,16 @@ def with_flags(config: Path | None, flags: Mapping[str, Any]) -> dict[Any, Any]:
 
 
 def stop(root: Path) -> None:
-    """Stop a run that happens on another machine.
+    """Stop a run, here or on another machine.
 
     Raises:
-        PraisonRLError: it does not happen on another machine, or that cannot be reached.
+        PraisonRLError: there is none, or the machine cannot be reached.
     """
-    from praison_agent_rl.remote.running import stop_there
-    from praison_agent_rl.runs import RunFolder
+    from praison_agent_rl.remote.running import remote_of, stop_there
 
+    if remote_of(RunFolder.open(root)) is None:
+        _stop_here(RunFolder(root))
+        return
     stopped = stop_there(RunFolder.open(root), _say)
     _say("it was stopped" if stopped else "it does not go on any more")
 
@@ -126,6 +129,17 @@ def _move(root: Path, given: Mapping[str, Any]) -> None:
     run = RunFolder.open(root)
     known, told = run.plan.config.get("remote"), given["remote"]
     move_run(run, {**known, **told} if isinstance(known, Mapping) and isinstance(told, Mapping) else told, _say)
+
+
+def _stop_here(run: RunFolder) -> None:
+    if run.adapter.exists():
+        _say("it has been trained already, and what is left of it can be ended by Ctrl-C alone")
+        return
+    try:
+        ask_to_end(run)
+    except OSError as error:
+        raise ConfigError(f"the run's folder {str(run.root)!r} cannot be written: {error.strerror or error}") from error
+    _say("it ends after the step under way, whose checkpoint is saved; go on with it by --resume")
 
 
 def _say_outcome(result: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
+from trl.trainer.utils import use_adapter
 
 from praison_agent_rl.agent_rollouts.asking import AgentAsker
 from praison_agent_rl.agent_rollouts.jobs import Rollout
@@ -201,7 +202,8 @@ class RolloutTrainer(ToolTrainer):
             if name in wanted:
                 rows[name] = known if known is not None else self._scored_now(rows)
         if "ref_per_token_logps" in wanted:
-            with self.accelerator.unwrap_model(self.model).disable_adapter():
+            model = self.accelerator.unwrap_model(self.model)
+            with use_adapter(model, "ref" if "ref" in model.peft_config else None):  # as TRL does with its own rows
                 rows["ref_per_token_logps"] = self._scored_now(rows)
 
     def _scored_now(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -146,6 +146,8 @@ def _record_of(checkpoint: Path) -> dict[str, Any] | None:
     record = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(record, dict) or not record.keys() >= {"files", *Made._fields}:
         raise ValueError(record)
+    if not isinstance(record["files"], dict):
+        raise ValueError(record)
     return record
 
 

@@ -4,6 +4,7 @@ Where several processes train one model, a launcher starts them for that stage a
 """
 
 import errno
+import shlex
 import signal
 import subprocess
 import time
@@ -18,7 +19,7 @@ from praison_agent_rl.config_fields.launching import Launch
 from praison_agent_rl.errors import PraisonRLError, TrainingFailed
 from praison_agent_rl.launchers import launch_command, launch_of
 from praison_agent_rl.process_settings import best_device, child_environment
-from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.runs import RunFolder, alone_in
 from praison_agent_rl.stop_requests import ENDING, Terminated, ask_to_end, heeding_signals, take_back
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -53,11 +54,17 @@ def launch_stages(
     ``train`` has a child of its own, which starts the processes that train.
 
     Raises:
+        ConfigError: another process works on the run already, or nothing can be written in its folder.
         KeyboardInterrupt: the child was ended so; ``Terminated`` for SIGTERM.
         PraisonRLError: the child's own error, as if it had happened here.
         TrainingFailed: the child died; the message ends with the last lines of its log.
     """
-    given: dict[str, Any] = {"resume": resume, "env": env or {}}
+    with alone_in(run):
+        take_back(run)
+        _launch(run, stages, on_event, {"resume": resume, "env": env or {}})
+
+
+def _launch(run: RunFolder, stages: Sequence[str], on_event: OnEvent, given: dict[str, Any]) -> None:
     config = TrainConfig.load(run.plan.config, need_model=False, need_data=False)
     training = "train" in stages and not run.adapter.exists()
     launch = launch_of(config) if training else None
@@ -71,7 +78,7 @@ def launch_stages(
     if before:
         _follow(run, _in_one(run, before, **given), on_event, goes_on=True)
     if launch is not None:
-        run.report_event("launch", processes=launch.processes, resume=resume)  # machines besides this one wait for it
+        run.report_event("launch", processes=launch.processes)  # machines besides this one wait for it
     child = in_several(run, launch, **given) if launch else _in_one(run, ["train"], **given)
     _follow(run, child, on_event, goes_on=bool(after))
     if after:
@@ -99,7 +106,6 @@ def _follow(run: RunFolder, planned: Child, on_event: OnEvent, *, goes_on: bool 
 
     That it is done is not told where the run ``goes_on`` with another one.
     """
-    take_back(run)
     followed = _Followed(run, on_event, goes_on)
     child = start_child(planned.module, planned.words, log=run.log, env=planned.env)
     try:
@@ -150,7 +156,7 @@ class _Followed:
 
 
 def _error_of(run: RunFolder, child: "subprocess.Popen[bytes]", outcome: dict[str, Any]) -> PraisonRLError:
-    where = f"the whole log is {run.log}; to go on from the last checkpoint: --resume {run.root}"
+    where = f"the whole log is {run.log}; to go on from the last checkpoint: --resume {shlex.quote(str(run.root))}"
     if outcome.get("event") == "failed":
         # a reward that passed its checks and fails now is no wrong input any more
         failed_run = outcome["kind"] in ("TrainingFailed", "RewardError")

@@ -93,7 +93,10 @@ class ToolTrainer(DrawingTrainer):
         self._unbegun = [place for place, fault in enumerate(faults) if fault is not None]
         self._metrics["train" if self.model.training else "eval"][FAILED].append(len(self._unbegun) / len(faults))
         if len(self._unbegun) == len(faults):
-            raise TrainingFailed(f"none of {len(faults)} episodes of a step began; the first: {faults[0].text}")
+            raise TrainingFailed(
+                f"none of {len(faults)} episodes of a step began; the first: {faults[0].text}. Mend the environment, "
+                "or take out the rows with which it fails"
+            )
         self._telling.hear(own)
 
     def _calculate_rewards(self, *given: Any, **options: Any) -> torch.Tensor:

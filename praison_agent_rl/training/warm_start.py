@@ -18,6 +18,7 @@ from trl import SFTConfig, SFTTrainer
 
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.errors import TrainingFailed
+from praison_agent_rl.ranks import process_count
 from praison_agent_rl.training.adapters import check_tensors
 from praison_agent_rl.training.policies import adapter_of
 from praison_agent_rl.warm_examples import Example as Example  # told on
@@ -54,7 +55,7 @@ def warm_start(
         TrainingFailed: the loss or a weight became NaN.
     """
     kept = fitting(examples, config.max_seq_length, report)
-    size = config.per_device_train_batch_size
+    size = config.per_device_train_batch_size * process_count()
     if len(kept) < steps * size:
         report("note", text=f"the warm start repeats its examples: there are {len(kept)} for {steps} steps of {size}")
     with tempfile.TemporaryDirectory() as folder, _forwards_kept(model):

@@ -106,7 +106,7 @@ def start_vllm_server(
 
     def launch() -> VllmServer:
         port, home, key = free_port(), new_home(), api_key or secrets.token_urlsafe(24)
-        place = ["--host", "127.0.0.1", "--port", str(port)]
+        place = ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]  # it would grow for ever
         lora = ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(_AT_ONCE)]
         process = start_child(
             "praison_agent_rl.vllm_servers.serving",

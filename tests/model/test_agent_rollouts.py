@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from trl.trainer.utils import use_adapter
 
 from praison_agent_rl.agent_rollouts.jobs import Rollout, RolloutJob, RolloutOutcome, TokenCall
 from praison_agent_rl.errors import TrainingFailed
@@ -192,10 +193,17 @@ def test_a_run_without_a_signal_says_which_rollouts_failed(untied_model, in_tmp)
         grpo._check_signal(run, said)
 
 
-def test_with_a_reference_further_rows_are_scored_by_it_too(untied_model, in_tmp):
+@pytest.mark.parametrize("warm", [False, True], ids=["the base", "what a warm start left"])
+def test_with_a_reference_further_rows_are_scored_by_it_too(warm, untied_model, in_tmp):
     trainer = a_trainer(untied_model, in_tmp, TWO_ROUNDS, REWRITTEN, ONE, FAILED, beta=0.1)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if warm:  # TRL keeps what it was given under this name
+        model.add_adapter("ref", model.peft_config["default"])
+        for name, parameter in model.named_parameters():
+            if "lora_B.ref" in name:
+                parameter.data.fill_(0.05)
     batch = scored(trainer, 4)
-    with trainer.accelerator.unwrap_model(trainer.model).disable_adapter(), torch.no_grad():
+    with use_adapter(model, "ref") if warm else model.disable_adapter(), torch.no_grad():
         logits = trainer.model(input_ids=torch.tensor([FIRST[0] + FIRST[1]])).logits[0, 1:-1]
     wanted = logits.log_softmax(-1).gather(1, torch.tensor(FIRST[1])[:, None])[:, 0]
     torch.testing.assert_close(batch["ref_per_token_logps"][4, :2], wanted, rtol=1e-4, atol=1e-5)

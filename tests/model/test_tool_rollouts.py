@@ -349,7 +349,7 @@ def test_an_episode_that_does_not_begin_costs_its_rollout_alone(untied_model, in
         "ended the program (SystemExit: 3)",
         "returned a int, 5; wanted: a text that is put behind the prompt, or None",
     ]
-    with pytest.raises(TrainingFailed, match=r"^none of 6 episodes .* Faulty\.reset raised ValueError: no room$"):
+    with pytest.raises(TrainingFailed, match=r"^none of 6 episodes .* Faulty\.reset raised ValueError: no room\. Mend"):
         scored(trainer, questions, begin=["raises"] * 6, score=[""] * 6)
 
 

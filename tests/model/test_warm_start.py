@@ -115,6 +115,21 @@ def calls_tools(*names: str, text: str | None = None) -> dict[str, Any]:
     return {"role": "assistant", "content": text, "tool_calls": made}
 
 
+@pytest.mark.parametrize(
+    "written",
+    ['{"to": ', "", "null", "[1]", "5", '"add"', '{"a": 1}{"b": 2}', None, "[" * 10**5],
+    ids=lambda text: str(text)[:20],
+)
+def test_a_call_that_cannot_be_read_is_not_learned(tokenizer: Any, written: Any) -> None:
+    tokenizer.chat_template = TOOL_TEMPLATE
+    events = Events()
+    sound, faulty = calls_tools("add"), calls_tools("add", "sub", text="I look.")
+    faulty["tool_calls"][1]["function"]["arguments"] = written
+    made = examples_of([call(reply=faulty, tools=[TOOL]), call(reply=sound, tools=[TOOL])], tokenizer, report=events)
+    said = "1 of 2 calls are left out of the warm start: 1 whose arguments for a tool are no JSON object"
+    assert events.notes() == [said] and len(made) == 1
+
+
 CALLS = "{% for call in message['tool_calls'] or [] %}"
 LOSING = {
     "calls": CHATML,

@@ -265,6 +265,10 @@ def test_a_frozen_copy_of_the_adapter_beside_it_is_not_forgotten(tmp_path):
         (lambda path: (path / RECORD).write_text('{"files": {}}'), f"{RECORD} is damaged"),
         (lambda path: (path / RECORD).write_text(""), f"{RECORD} is damaged"),
         (lambda path: (path / RECORD).write_text("[]"), f"{RECORD} is damaged"),
+        (
+            lambda path: (path / RECORD).write_text('{"files": [], "settings": "", "libraries": {}, "processes": 1}'),
+            f"{RECORD} is damaged",
+        ),
         (lambda path: flip_a_byte_of_the_data(path / "optimizer.pt"), "optimizer.pt is damaged"),
         (lambda path: write_state(path, '{"global_step": 6}'), "trainer_state.json is not of step 7"),
         (lambda path: (path / "trainer_state.json").unlink(), "trainer_state.json is missing or damaged"),

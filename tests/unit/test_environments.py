@@ -349,6 +349,16 @@ def test_an_episode_that_does_not_begin_is_told_by_the_method_and_the_cause_and_
     assert acting.reset(score=lambda: 1.5) == " Go." and fault_of(acting) is None and score_of_episode(acting) == 1.5
 
 
+def test_an_episode_that_changes_its_row_changes_no_other() -> None:
+    row = {"prompt": [{"role": "user", "content": "Go"}], "board": [0, 0]}
+    for _ in range(2):
+        acting = playing(**row)
+        assert acting.row == {"prompt": [{"role": "user", "content": "Go"}], "board": [0, 0]}
+        acting.row["board"][0] = 1
+        acting.row["prompt"].append("mine")
+    assert row == {"prompt": [{"role": "user", "content": "Go"}], "board": [0, 0]}
+
+
 def test_what_an_environment_adds_may_be_parts_of_text() -> None:
     acting = playing(begin=lambda: [{"type": "text", "text": " Go"}, {"type": "text", "text": "."}])
     assert acting.observation == " Go." and fault_of(acting) is None

@@ -1004,7 +1004,7 @@ ALLOWED: dict[str, set[str]] = {
         "agent_rollouts.tool_answers",
         "training.drawing",
     },
-    "training.warm_start": {"training.policies", *LOW, "config", "training.adapters", "warm_examples"},
+    "training.warm_start": {"ranks", "training.policies", *LOW, "config", "training.adapters", "warm_examples"},
     "warm_examples": {
         "run_views",
         "transcripts.corrections",

@@ -12,6 +12,7 @@ from praison_agent_rl import launchers
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.config_fields.launching import Launch
 from praison_agent_rl.errors import ConfigError, MissingExtra
+from praison_agent_rl.estimate import count_steps
 from praison_agent_rl.launchers import NODE_VARIABLES, check_launch, launch_command, launch_of, node_of
 
 HOST = "10.0.0.5:29500"
@@ -314,3 +315,10 @@ def test_the_examples_can_be_loaded():
     for config in configs:
         read = TrainConfig.load(json.loads(json.dumps(config)))
         assert launch_of(read) is not None
+
+
+def test_pairs_are_shared_out_between_the_processes_so_an_epoch_has_fewer_steps() -> None:
+    keys = {"method": "cpo", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_train_epochs": 3}
+    for launch, steps in ((None, 18), ({"nproc": 3}, 6)):  # 24 rows by 4, and by 12, three times
+        config = TrainConfig.load({**keys, "launch": launch}, need_model=False, need_data=False)
+        assert count_steps(config, 24) == steps

@@ -14,10 +14,12 @@ import pytest
 from praison_agent_rl import ranks
 from praison_agent_rl.config import TrainConfig
 from praison_agent_rl.config_fields.launching import Launch
-from praison_agent_rl.errors import RewardError, TrainingFailed
+from praison_agent_rl.errors import ConfigError, RewardError, TrainingFailed
 from praison_agent_rl.launchers import NODE_VARIABLES
+from praison_agent_rl.locks import AVAILABLE
 from praison_agent_rl.records import Plan
-from praison_agent_rl.runs import RunFolder, now, write_record
+from praison_agent_rl.runs import RunFolder, alone_in, now, write_record
+from praison_agent_rl.stop_requests import ask_to_end, is_asked_to_end
 from praison_agent_rl.training import joining, launch, processes
 from tests.unit.test_child import alive, wait_for
 
@@ -108,6 +110,32 @@ def test_the_first_process_that_fails_says_why_and_nothing_follows(tmp_path, mon
     with pytest.raises(TrainingFailed, match="the reward broke"):
         launch.launch_stages(run, ["train", "merge"], lambda event: None)
     assert len(children.started) == 1
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="there are no locks on files on this system")
+def test_a_run_that_is_under_way_is_not_touched_by_another_process(tmp_path, monkeypatch):
+    run = planned(tmp_path / "run")
+    children = Children(run, monkeypatch, [DONE])
+    ask_to_end(run)
+    with alone_in(run), pytest.raises(ConfigError, match="is under way already, by process"):
+        launch.launch_stages(run, ["merge"], lambda event: None, resume=True)
+    assert children.started == [] and is_asked_to_end(run) and not run.events_file.exists()
+    launch.launch_stages(run, ["merge"], lambda event: None, resume=True)
+    assert len(children.started) == 1 and not is_asked_to_end(run)
+
+
+def test_a_wish_to_end_that_comes_while_the_base_is_measured_is_there_when_training_begins(tmp_path, monkeypatch):
+    run = planned(tmp_path / "run", launch=2)
+    children, asked = Children(run, monkeypatch, [DONE], [DONE], [DONE]), []
+
+    def start(*given: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        asked.append(is_asked_to_end(run))
+        ask_to_end(run)
+        return children.start(*given, **options)
+
+    monkeypatch.setattr(launch, "start_child", start)
+    launch.launch_stages(run, ALL, lambda event: None)
+    assert asked == [False, True, True]
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------

@@ -260,8 +260,9 @@ def test_a_damaged_record_hides_its_version_alone(home: Path, base: Path, caplog
     published(home, base, "one")
     broken = published(home, base, "two")
     (Path(broken.folder) / "version.json").write_text("{")
-    assert [version.name for version in registry.list_versions(home, "Helper")] == ["v1"]
-    assert "v2 is left out" in caplog.text
+    for _ in range(3):  # a canary looks every second
+        assert [version.name for version in registry.list_versions(home, "Helper")] == ["v1"]
+    assert caplog.text.count("v2 is left out") == 1
     with pytest.raises(ConfigError, match="cannot be read as a Version"):
         registry.read_version(home, "Helper", "v2")
     assert verify(broken) == ["version.json was changed"]

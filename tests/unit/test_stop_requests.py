@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from praison_agent_rl.runs import RunFolder
+from praison_agent_rl.commands import running
+from praison_agent_rl.errors import ConfigError
+from praison_agent_rl.records import Plan
+from praison_agent_rl.runs import RunFolder, write_record
 from praison_agent_rl.stop_requests import Terminated, ask_to_end, heeding_signals, is_asked_to_end, take_back
 
 
@@ -37,6 +40,21 @@ def test_a_first_signal_asks_and_a_second_one_raises(number: int, raised: type[B
         assert caught.type is raised
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_the_command_asks_a_run_of_this_machine_and_leaves_a_trained_one_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    write_record(run.plan_file, Plan(base="b", config={}, rewards=[], device="cpu", notes=[], libraries={}, created=""))
+    running.stop(run.root)
+    assert is_asked_to_end(run) and "it ends after the step under way" in capsys.readouterr().out
+    take_back(run)
+    run.adapter.mkdir()
+    running.stop(run.root)
+    assert not is_asked_to_end(run) and "it has been trained already" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        running.stop(tmp_path)
 
 
 def test_a_handler_of_the_programs_own_is_left_alone() -> None:

@@ -51,7 +51,8 @@ for name in ("--host", "--served-model-name", "--dtype"):
     parser.add_argument(name)
 for name in ("--port", "--max-lora-rank", "--max-loras"):
     parser.add_argument(name, type=int)
-parser.add_argument("--enable-lora", action="store_true")
+for name in ("--enable-lora", "--disable-uvicorn-access-log"):
+    parser.add_argument(name, action="store_true")
 given = parser.parse_args()
 told = pathlib.Path(__file__).with_name("told.jsonl")
 kept = ("VLLM_API_KEY", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "PYTHONPATH")
@@ -176,7 +177,7 @@ def test_the_server_is_started_for_adapters_on_this_machine_alone_with_a_key_tha
         assert started == {
             "verb": "serve", "model": "/models/base", "host": "127.0.0.1", "port": int(server.url.split(":")[2][:-3]),
             "served_model_name": "/models/base", "enable_lora": True, "max_lora_rank": 32,
-            "max_loras": 4, "dtype": "float16",
+            "max_loras": 4, "dtype": "float16", "disable_uvicorn_access_log": True,
         }  # fmt: skip
         told = vllm.told("environment")[0]
         assert told["VLLM_API_KEY"] == server.api_key and len(server.api_key) > 20
@@ -362,5 +363,13 @@ def test_the_real_vllm_takes_the_arguments_that_it_is_given():
     command = shutil.which("vllm", path=os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)]))
     assert command is not None
     shown = subprocess.run([command, "serve", "--help=all"], capture_output=True, text=True, timeout=300, check=True)
-    for option in ("--host", "--port", "--served-model-name", "--enable-lora", "--max-lora-rank", "--max-loras"):
+    for option in (
+        "--host",
+        "--port",
+        "--served-model-name",
+        "--enable-lora",
+        "--max-lora-rank",
+        "--max-loras",
+        "--disable-uvicorn-access-log",
+    ):
         assert option in shown.stdout
