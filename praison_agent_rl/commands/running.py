@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from rich.console import Console
@@ -53,7 +54,7 @@ def train(
         raise ConfigError("name a configuration file: praison-agent-rl train config.yaml (or --resume RUN)")
     draft = planning.draft_from_config(with_flags(config, flags) if flags else config, overrides)
     for note in draft.notes:
-        _say(f"  {note}")
+        _say(indent(note, "  "))
     if dry_run:
         _say_estimate(draft)
         return
