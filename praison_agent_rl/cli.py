@@ -121,7 +121,7 @@ def improve(
 
 @app.command()
 def evaluate(
-    subject: Annotated[str, typer.Argument(help="Weights (hub name, folder, GGUF), AGENT/v3, or MODULE:AGENT.")],
+    subject: Annotated[str, typer.Argument(help="Weights (hub name, folder, GGUF), AGENT@v3, or MODULE:AGENT.")],
     against: Annotated[str | None, typer.Option(help="The same; else what a version was trained on.")] = None,
     data: Annotated[
         str | None, typer.Option(help="File or dataset of prompts; else a version's held-out ones.")

@@ -71,6 +71,8 @@ def _part(name: str, modules: tuple[str, ...]) -> Part:
     extra = _EXTRA.get(name, "train")
     install = f'pip install "praison-agent-rl{f"[{extra}]" if extra else ""}"'
     lacks = f"{', '.join(missing)}: {install}" if missing else ""
+    if missing == ["unsloth"]:
+        lacks = "unsloth: in an environment of its own, since it asks for an older trl (docs/backends.md)"
     if not missing and name in _NEEDS_GPU and best_device() != "cuda":
         lacks = "a GPU"
     return Part(name=name, ready=not lacks, lacks=lacks)

@@ -144,8 +144,8 @@ def side_of(thing: Any, base_model: str | None = None) -> Side:
             "weights, a GGUF file or a hub name"
         )
     text = str(thing)
-    if re.fullmatch(r".+/v\d+", text) and not Path(text).exists():
-        version = find_version(HOME, text)
+    if (named := re.fullmatch(r"(.+)[/@](v\d+)", text)) and not Path(text).exists():
+        version = find_version(HOME, f"{named[1]}/{named[2]}")
         return Side(text, str(model_of(version)), None, version)
     return Side(text, find_weights(text))
 

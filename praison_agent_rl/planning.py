@@ -136,7 +136,8 @@ def finish_draft(
     """Split the rows, try the rewards on a sample, and check what depends on the two; raises all problems at once."""
     choice = choice or RolloutChoice("agent" if config.rollout == "agent" else "direct")
     config = config.model_copy(update={"rollout": choice.mode})
-    notes = list(dict.fromkeys([*config.notes, *choice.notes, *idle_rollout_keys(config).values()]))
+    idle = [note for name, note in idle_rollout_keys(config).items() if name != "rollout_agent"]  # auto looked at it
+    notes = list(dict.fromkeys([*config.notes, *choice.notes, *idle]))
     rows = rows if config.method == "grpo" else [explicit(row) for row in rows]
     if choice.mode == "agent":
         askable = problems.attempt(lambda: _rows_to_ask(rows))

@@ -92,7 +92,7 @@ class Guarded(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb that was named."""
-        guard(False, lambda: super(Guarded, self).invoke(ctx))
+        guard(False, lambda: stop_on_closed_pipe(lambda: super(Guarded, self).invoke(ctx)))
 
 
 def stop_on_closed_pipe(run: Callable[[], Any]) -> None:

@@ -203,7 +203,8 @@ def _say_estimate(draft: Any) -> None:
         has = f" (this machine has {in_words(memory)})" if memory and device == "cpu" and not there else ""
         table.add_row("memory", f"about {in_words(cost.memory_bytes)}{has}")
         table.add_row("disk", f"about {in_words(cost.disk_bytes)} ({in_words(free_disk(root))} free)")
-        table.add_row("time", f"about {max(1, round(cost.seconds / 60))} minutes")
+        minutes = max(1, round(cost.seconds / 60))
+        table.add_row("time", f"about {minutes} minute{'s' * (minutes > 1)}")
     else:
         table.add_row("memory, disk, time", "not estimated: nothing is known here of the size of this model")
     for what, found in (in_words_of(there, draft.config.remote) if there else {}).items():
@@ -243,8 +244,10 @@ def improve(agent: str, reward: list[str] | None, options: dict[str, Any], sets:
     if reward:
         settings["reward_funcs"] = reward
     live = find_agent(agent)
-    settings.setdefault("rollout_agent", agent)  # so that a run that was interrupted finds it again
-    given = rename({**read_source(options["config"]), **settings}, Findings()).get("output_dir")
+    wanted = rename({**read_source(options["config"]), **settings}, Findings())
+    if wanted.get("rollout", "auto") in ("auto", "agent"):
+        settings.setdefault("rollout_agent", agent)  # so that a run that was interrupted finds it again
+    given = wanted.get("output_dir")
     root = Path(str(given)) if given else new_run_root(live.name)
     with naming(root):
         # This process ends now, so nothing is swapped in here: processes that are attached follow.

@@ -70,5 +70,6 @@ def _temporary(run: RunFolder) -> Path:
 
 def _publish(temporary: Path, tokenizer: Any, run: RunFolder) -> None:
     tokenizer.save_pretrained(temporary)
+    (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle, which nothing of ours reads
     shutil.rmtree(temporary / "ref", ignore_errors=True)  # what TRL measures the distance from, after a warm start
     publish_folder(temporary, run.adapter)

@@ -54,6 +54,7 @@ def keep(run: RunFolder, trainer: Any, event: dict[str, Any]) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         trainer.save_model(str(temporary))
+        (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle
         record = {name: event[name] for name in ("step", "gain", "totals")}
         (temporary / _RECORD).write_text(json.dumps(record), encoding="utf-8")
         publish_folder(temporary, final)

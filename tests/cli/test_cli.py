@@ -114,6 +114,7 @@ def test_a_wrong_reward_path_is_told_about_as_soon_as_the_help_is(project: Path)
         (["evaluate", "./nowhere", "--data", "prompts.jsonl"], "no such folder or file"),
         (["evaluate", "noagents:helper"], "cannot import 'noagents'"),
         (["evaluate", "helper/v3"], "agent 'helper' has no versions"),
+        (["evaluate", "helper@v3"], "agent 'helper' has no versions"),
         (["evaluate", "x", "--set", "against=y", "--set", "run_tools=1"], "give it as --run-tools"),
         (["evaluate", "x", "--set", "config=y"], "'config' is no key that --set can set; give it as --config"),
     ],

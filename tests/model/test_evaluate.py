@@ -336,6 +336,7 @@ def test_a_version_is_known_by_its_record_and_by_the_server_that_an_agent_runs_o
     version: Path, tiny_model: Path
 ) -> None:
     by_name = side_of("helper/v1")
+    assert side_of("helper@v1").version == by_name.version
     assert by_name.version is not None and by_name.weights == str((version / "model").resolve())
     assert side_of(by_name.version).label == "helper/v1"
     assert side_of(str(tiny_model)).version is None

@@ -494,6 +494,7 @@ def test_a_run_whose_last_step_was_saved_is_finished_and_not_trained_further(tin
     got, wanted = adapter_of(resumed), adapter_of(stopped_at_4)
     assert got.keys() == wanted.keys() and all(torch.equal(got[name], wanted[name]) for name in wanted)
     there = {path.name for path in resumed.adapter.iterdir()}
+    assert not [name for name in there if name.endswith((".bin", ".pt", ".pth", ".pkl"))]  # pickles
     assert there >= {"adapter_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 
 
