@@ -143,7 +143,8 @@ class PairSieve:
         sources = self.options.sources
         if run.feedback:
             columns = feedback_columns(run, ("answer", "rating"))
-            answer, rating = columns.get("answer"), columns.get("rating")
+            corrected = any(feedback.correction is not None for feedback in run.feedback)
+            answer, rating = columns.get("answer", "" if corrected else None), columns.get("rating")  # "" is counted
             # as the file has it, and NaN is no rating
             if "correction" in sources and isinstance(answer, str):
                 said["correction"] = answer

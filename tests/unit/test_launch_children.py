@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -234,7 +236,8 @@ def told_later(run: RunFolder, monkeypatch: pytest.MonkeyPatch, *events: dict[st
     def sleep(_: float) -> None:
         run.report_event(**left.pop(0))
 
-    monkeypatch.setattr(joining.time, "sleep", sleep)
+    # of this module alone: the recorder's thread sleeps, too
+    monkeypatch.setattr(joining, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
 
 
 TWO = Launch(nproc=1, nodes=2, node_rank=1, rendezvous=HOST)
