@@ -82,6 +82,7 @@ def test_the_command_trains_there_by_its_option(
 def test_killed_connections_stop_nothing(
     project: Path, machine: Machine, tiny_model: Path, at_home: dict[str, Any]
 ) -> None:
+    (project / "slow").touch()  # so that the run still goes on at both kills
     run, events = planned(project, tiny_model, "run"), list[dict[str, Any]]()
     of_server = once(lambda: [process.kill() for process in machine.sessions()], at=1)
     of_client = once(lambda: [child.kill() for child in psutil.Process().children() if child.name() == "ssh"], at=2)
@@ -91,7 +92,7 @@ def test_killed_connections_stop_nothing(
         of_server(event)
         of_client(event)
 
-    run_there(run, machine.remote(env=ENVIRONMENT), stages_of(run), watch)
+    run_there(run, machine.remote(env=ENVIRONMENT, bring=["slow"]), stages_of(run), watch)
     assert notes(events).count("the next try is in") >= 2
     assert steps(events) == [1, 2, 3, 4] == [event["step"] for event in run.steps()]
     assert results(run) == at_home
