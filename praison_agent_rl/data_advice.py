@@ -11,7 +11,7 @@ from praison_agent_rl.dataset_building import BuildOptions, source_of, survey
 from praison_agent_rl.dataset_building.report import Manifest
 from praison_agent_rl.records import FEWEST_PROMPTS, Record
 from praison_agent_rl.transcripts import DEFAULT_STORE, iter_run_dicts
-from praison_agent_rl.transcripts.corrections import says_nothing
+from praison_agent_rl.transcripts.corrections import last_correction
 
 WANTED = 5 * FEWEST_PROMPTS
 """Prompts from which a fifth that is held out can show that something is better."""
@@ -99,7 +99,7 @@ def _feedback_on(pattern: str, folder: Path) -> Counter[str]:
     for run in source_of(folder).runs:
         if run.feedback and BuildOptions(agent=pattern).speaks_of(run):
             counted["rated"] += any(said.score is not None for said in run.feedback)
-            counted["corrected"] += any(said.correction and not says_nothing(said.correction) for said in run.feedback)
+            counted["corrected"] += last_correction(run.feedback) is not None
     return counted
 
 

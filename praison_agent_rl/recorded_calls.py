@@ -5,7 +5,7 @@ from pathlib import Path
 
 from praison_agent_rl.data import read_rows, write_rows
 from praison_agent_rl.records import Call, Run
-from praison_agent_rl.transcripts.corrections import correction_of
+from praison_agent_rl.transcripts.corrections import last_correction
 
 MOST_CALLS = 2000
 """Calls kept for a run, the latest."""
@@ -35,7 +35,7 @@ def read_calls(path: Path) -> list[Call]:
 
 def _good_calls(run: Run, scored: bool) -> list[Call]:
     """Those of a sound run; ``scored`` says that runs without a score are not known to be good."""
-    correction = correction_of(run)
+    correction = last_correction(run.feedback)
     if correction is not None:
         return _corrected(run.calls[-1:], correction)
     scores = _scores(run)

@@ -114,10 +114,11 @@ def stop(root: Path) -> None:
     """
     from praison_agent_rl.remote.running import remote_of, stop_there
 
-    if remote_of(RunFolder.open(root)) is None:
-        _stop_here(RunFolder(root))
+    run = RunFolder.open(root)
+    if remote_of(run) is None:
+        _stop_here(run)
         return
-    stopped = stop_there(RunFolder.open(root), _say)
+    stopped = stop_there(run, _say)
     _say("it was stopped" if stopped else "it does not go on any more")
 
 

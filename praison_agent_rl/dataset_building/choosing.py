@@ -13,7 +13,7 @@ from praison_agent_rl.dataset_building.brief_runs import BriefRun
 from praison_agent_rl.errors import DataError, RewardError
 from praison_agent_rl.records import Record, Run
 from praison_agent_rl.rewards import resolve
-from praison_agent_rl.transcripts.corrections import says_nothing
+from praison_agent_rl.transcripts.corrections import last_correction
 
 FEEDBACK_COLUMNS = ("answer", "rating", "tags")
 OWN_COLUMNS = ("prompt", "run", "agent", "split", "tools")
@@ -157,9 +157,10 @@ def feedback_columns(run: BriefRun, names: Iterable[str]) -> Row:
     if not run.feedback and not run.tags:
         return {}
     columns: Row = {}
-    for feedback in sorted(run.feedback, key=lambda feedback: feedback.time):
-        if feedback.correction is not None and not says_nothing(feedback.correction):  # older stores hold such
-            columns["answer"] = feedback.correction
+    said = sorted(run.feedback, key=lambda feedback: feedback.time)
+    if (answer := last_correction(said)) is not None:
+        columns["answer"] = answer
+    for feedback in said:
         if feedback.score is not None:
             columns["rating"] = feedback.score
     if run.tags:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from praison_agent_rl.data_checks import without_white_space
-from praison_agent_rl.records import Run
+from praison_agent_rl.records import Feedback, Run
 
 _MARKS = re.compile(r"<[|｜][^<>]*[|｜]>|</?s>|<(?:bos|eos|pad|unk|(?:start|end)_of_turn)>")
 """Tokens that chat templates put around what is said: ChatML, Llama 2 and 3, Mistral, Gemma, DeepSeek."""
@@ -19,9 +19,9 @@ def says_nothing(text: str) -> bool:
     return not without_white_space(_MARKS.sub("", text))
 
 
-def correction_of(run: Run) -> str | None:
+def last_correction(feedback: Iterable[Feedback]) -> str | None:
     """The answer that should have been given, by the last correction that says something."""
-    found = [said.correction for said in run.feedback if said.correction and not says_nothing(said.correction)]
+    found = [said.correction for said in feedback if said.correction and not says_nothing(said.correction)]
     return found[-1] if found else None
 
 
